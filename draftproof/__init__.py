@@ -1,0 +1,3 @@
+"""draftproof: speculative decoding you can prove."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Acceptance and speed, measured. Nothing here imports torch at import time."""

@@ -1,0 +1,1 @@
+"""What checkpoints say. Nothing here imports torch."""

@@ -1,0 +1,1 @@
+"""Requests through the loop: draft, build the tree, verify, accept, commit."""

@@ -1,0 +1,154 @@
+"""Requests in, steps out: prefill, then `step` until every request has finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from draftproof.engine.request import Request, StepResult
+from draftproof.engine.step import Batch, Drafter, advance, step
+from draftproof.errors import UserError
+from draftproof.models.target import Target, causal_plan
+from draftproof.spec.accept import Accepted, walk
+from draftproof.spec.sampling import Sampling, choose
+from draftproof.spec.tree import chain
+
+PREFILL_CHUNK = 512  # prompt rows per forward
+
+
+class Engine:
+    """A target, maybe a drafter, and their caches for `slots` requests of at most `context` tokens each."""
+
+    def __init__(self, target: Target, drafter: Drafter | None = None, *, slots: int = 1, context: int) -> None:
+        limit = target.spec.max_positions
+        if limit is not None and context > limit:
+            raise UserError(
+                "prompt-too-long",
+                f"{context} tokens of prompt and answer, the model's context is {limit}",
+                f"shorten the prompt or lower --max-tokens so that both fit {limit}",
+            )
+        self.target, self.drafter, self.slots, self.context = target, drafter, slots, context
+        self.chunk = min(PREFILL_CHUNK, context + 1)
+        nodes = 1 + (drafter.depth if drafter else 0)
+        self.cache = target.new_cache(slots=slots, capacity=context, chunk=max(self.chunk, nodes))
+        if drafter:
+            drafter.allocate(slots=slots, capacity=context, chunk=max(self.chunk, nodes))
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[StepResult]:
+        """Decode up to `slots` requests side by side; yields each request's tokens step by step.
+
+        The text depends on the request and its seed alone: not on the drafter, nor on what shares the batch (up to the
+        rounding of kernels that see another batch shape).
+        """
+        self._require_fit(requests)
+        batch, progress = self._admit(requests), [Progress(r) for r in requests]
+        logits = torch.stack([self._prefill(i, r, batch) for i, r in enumerate(requests)])
+        yield from emit(first_tokens(batch, logits, self.cache.lengths[batch.slots]), progress, prefill=True)
+        while any(p.running for p in progress):
+            batch.longest = max(p.committed for p in progress)
+            yield from emit(step(batch, self.target, self.cache, self.drafter), progress)
+
+    def _require_fit(self, requests: Sequence[Request]) -> None:
+        if not 1 <= len(requests) <= self.slots:
+            raise AssertionError(f"{len(requests)} requests for {self.slots} slots")
+        for r in requests:
+            if len(r.prompt_ids) + r.max_tokens > self.context:
+                raise UserError(
+                    "prompt-too-long",
+                    f"{len(r.prompt_ids)} prompt tokens and {r.max_tokens} new ones, the context holds {self.context}",
+                    "shorten the prompt or lower --max-tokens",
+                )
+
+    def _admit(self, requests: Sequence[Request]) -> Batch:
+        device, slots = self.target.device, slice(0, len(requests))
+        self.cache.drop(slots)
+        if self.drafter:
+            self.drafter.drop(slots)
+        stops = sorted({t for r in requests for t in r.stop_ids})
+        if any(set(r.stop_ids) != set(stops) for r in requests):
+            raise AssertionError("requests of one batch share their stop tokens")
+        return Batch(
+            slots=slots,
+            anchors=torch.tensor([r.prompt_ids[-1] for r in requests], device=device),
+            budget=torch.tensor([r.max_tokens for r in requests], device=device),
+            stops=torch.tensor(stops, dtype=torch.long, device=device),
+            sampling=sampling_of(requests, self.target.spec.vocab_size, device),
+            longest=max(len(r.prompt_ids) for r in requests),
+        )
+
+    def _prefill(self, index: int, request: Request, batch: Batch) -> Tensor:
+        """Run one prompt in chunks and return the logits [V] after its last token."""
+        slot, prompt = slice(index, index + 1), torch.tensor(list(request.prompt_ids), device=self.target.device)
+        for begin in range(0, len(prompt), self.chunk):
+            tokens = prompt[None, begin : begin + self.chunk]
+            rows, reach = tokens.shape[1], begin + tokens.shape[1]
+            counts = torch.tensor([rows], device=tokens.device)
+            plan = causal_plan(self.cache, slot, rows, reach)
+            out = self.target.forward(tokens, plan, taps=self.drafter.taps if self.drafter else (), rows=1)
+            self.cache.commit(slot, counts)
+            if self.drafter:
+                assert out.features is not None
+                self.drafter.extend(slot, out.features, counts, reach)
+        if batch.sampling.seen is not None:
+            batch.sampling.seen[index, prompt] = True
+        return out.logits[0, -1]
+
+
+class Progress:
+    """The host's view of one request: what was emitted, and whether it ended."""
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.emitted, self.running = request, 0, True
+
+    @property
+    def committed(self) -> int:
+        """Rows in the cache, or one more (the last emitted token is not in it yet)."""
+        return len(self.request.prompt_ids) + self.emitted
+
+    def take(self, tokens: list[int]) -> str | None:
+        """Count the tokens; the finish reason if they end the request."""
+        self.emitted += len(tokens)
+        stopped = tokens[-1] in self.request.stop_ids
+        finish = "stop" if stopped else "length" if self.emitted == self.request.max_tokens else None
+        self.running = finish is None
+        return finish
+
+
+def emit(taken: Accepted, progress: Sequence[Progress], prefill: bool = False) -> Iterator[StepResult]:
+    packed = torch.cat([taken.tokens, taken.counts[:, None], taken.drafts[:, None]], dim=1)
+    for index, (*tokens, count, drafts) in enumerate(packed.tolist()):  # the step's one copy to the host
+        if count:
+            finish = progress[index].take(tokens[:count])
+            yield StepResult(index, tokens[:count], min(drafts, count), finish, prefill)
+
+
+def first_tokens(batch: Batch, logits: Tensor, lengths: Tensor) -> Accepted:
+    """The token after each prompt, chosen like any other: logits [R, V] after its last token, at position lengths - 1."""
+    tree = chain(batch.anchors)
+    picks = choose(logits[:, None], tree, lengths[:, None] - 1, batch.sampling)
+    taken = walk(tree, picks, batch.stops, batch.budget)
+    advance(batch, taken)
+    return taken
+
+
+def sampling_of(requests: Sequence[Request], vocab: int, device: torch.device) -> Sampling:
+    params = [r.sampling.seeded() for r in requests]
+
+    def column(name: str, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
+
+    penalised = any(p.repetition_penalty != 1 for p in params)
+    return Sampling(
+        temperature=column("temperature", torch.float32),
+        top_k=column("top_k", torch.long),
+        top_p=column("top_p", torch.float32),
+        min_p=column("min_p", torch.float32),
+        penalty=column("repetition_penalty", torch.float32),
+        seed=column("seed", torch.long),
+        choice=column("choice", torch.long),
+        seen=torch.zeros(len(params), vocab, dtype=torch.bool, device=device) if penalised else None,
+        sampled=any(p.temperature > 0 for p in params),
+        filtered=any(p.top_k or p.top_p < 1 or p.min_p > 0 for p in params),
+    )

@@ -1,0 +1,96 @@
+"""A target and, maybe, a drafter by name, checked against each other and loaded; automatic choices carry their reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from draftproof.config.drafter import read_drafter
+from draftproof.config.pair import check_pair, require_pair
+from draftproof.config.target import read_target
+from draftproof.errors import UserError
+from draftproof.models.dflash import DFlashDrafter
+from draftproof.models.hub import check_weights, resolve_drafter, resolve_target
+from draftproof.models.target import Target
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value and why it was chosen."""
+
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    target: Target
+    drafter: DFlashDrafter | None
+    tokenizer: Any
+    device: Choice
+    dtype: Choice
+
+
+def load_pair(target: str, drafter: str | None, *, dtype: str = "auto", device: str = "auto") -> Pair:
+    """Resolve names, check the pair before any weight is read, then load. Errors are UserError."""
+    where = choose_device(device)
+    kind = choose_dtype(dtype, where.value)
+    target_folder = resolve_target(target)
+    drafter_folder = resolve_drafter(drafter) if drafter else None
+    if drafter_folder:
+        spec = read_drafter(drafter_folder)
+        require_pair(check_pair(spec, read_target(target_folder), target_path=target_folder))
+        spec.require_runnable()
+        check_weights(drafter_folder)
+    loaded = Target.load(target_folder, dtype=DTYPES[kind.value], device=where.value)
+    return Pair(
+        loaded,
+        DFlashDrafter.load(drafter_folder, loaded) if drafter_folder else None,
+        load_tokenizer(target_folder),
+        where,
+        kind,
+    )
+
+
+def load_tokenizer(folder: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            "not-a-model", f"{folder}: no usable tokenizer ({error})", "add the target's tokenizer.json"
+        ) from None
+
+
+def choose_device(asked: str) -> Choice:
+    if asked == "auto":
+        if torch.cuda.is_available():
+            return Choice("cuda", f"auto: {torch.cuda.get_device_name()} is there")
+        return Choice("cpu", "auto: no CUDA device")
+    kind = asked.split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise UserError("bad-option", f"device {asked!r} is not known", "use auto, cpu, cuda or cuda:N")
+    try:
+        torch.empty(1, device=asked)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            "device-unavailable", f"{asked}: {str(error).splitlines()[0]}", "use --device cpu or auto"
+        ) from None
+    return Choice(asked, "asked for")
+
+
+def choose_dtype(asked: str, device: str) -> Choice:
+    if asked in DTYPES:
+        return Choice(asked, "asked for")
+    if asked != "auto":
+        raise UserError("bad-option", f"dtype {asked!r} is not known", f"use auto, {', '.join(DTYPES)}")
+    if device != "cpu":
+        return Choice("bfloat16", "auto: the GPU's native format")
+    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        return Choice("bfloat16", "auto: this CPU multiplies bfloat16 natively")
+    return Choice("float32", "auto: this CPU has no bfloat16 arithmetic, several rows at once would be slow")

@@ -1,0 +1,99 @@
+"""Attention over our cache, for our drafter and, through transformers' attention interface, for any target.
+
+A target's attention module calls `cached_attention` with its new keys and values; the cache plan of the forward comes
+along as the keyword `draftproof` of the model call, never as a global. Every keyword that would change the result and is
+not implemented here is refused by name: a soft cap or a sink that is dropped silently is the disease we diagnose.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from draftproof.errors import UserError
+from draftproof.models.cache import Plan
+
+NAME = "draftproof"  # the key in transformers' attention interface
+
+# Keywords that carry nothing we need: bookkeeping of transformers' own caches and masks.
+HARMLESS = frozenset(
+    {
+        "position_ids",
+        "position_embeddings",
+        "cache_position",
+        "past_key_value",
+        "past_key_values",
+        "use_cache",
+        "cache",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "logits_to_keep",
+        "is_causal",
+    }
+)
+
+
+def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """softmax(q k^T * scale) v with grouped heads: q [R, H, N, d], k and v [R, KV, L, d], mask [R, 1, N, L] -> q's shape.
+
+    The query heads of a group become rows of their key head, so no kernel has to repeat keys and values.
+    """
+    batch, heads, nodes, width = query.shape
+    groups = heads // key.shape[1]
+    folded = query.reshape(batch, key.shape[1], groups * nodes, width)
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask.repeat(1, 1, groups, 1), scale=scale)
+    return out.reshape(batch, heads, nodes, width)
+
+
+def cached_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    draftproof: Plan | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention signature: new q, k, v [R, heads, N, d] -> ([R, N, heads, d], None)."""
+    _refuse_unknown(module, dropout, attention_mask, kwargs)
+    if draftproof is None:
+        raise AssertionError("the model was called without its cache plan (keyword draftproof)")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    planned = draftproof.cache.shapes[layer].window
+    if sliding_window != planned:
+        raise UserError(
+            "target-unsupported",
+            f"layer {layer} attends with window {sliding_window}, its config promised {planned}",
+            "report the model type: its config.json and its module disagree about sliding windows",
+        )
+    keys, values = draftproof.write(layer, key, value)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = grouped_attention(query, keys, values, draftproof.mask(layer), scale)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _refuse_unknown(module: nn.Module, dropout: float, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+    unknown = sorted(k for k, v in kwargs.items() if k not in HARMLESS and v is not None)
+    if dropout:
+        unknown.append("dropout")
+    if mask is not None:
+        unknown.append("attention_mask")
+    if unknown:
+        raise UserError(
+            "target-unsupported",
+            f"{type(module).__name__} asks for attention features that are not implemented: {', '.join(unknown)}",
+            "use a target without them; a dropped keyword would change the text without a word",
+        )
+
+
+def register() -> None:
+    """Make `attn_implementation="draftproof"` known to transformers (safe to repeat)."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, cached_attention)

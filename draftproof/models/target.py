@@ -1,0 +1,183 @@
+"""A Hugging Face causal LM as target: the transformers module as it is, on our cache, with tapped features.
+
+forward -> logits of the rows asked for, and the residual stream after each tapped layer, captured by forward hooks. This
+file holds the only table from "after decoder layer i" to a hook; transformers' +1 shifted `hidden_states` is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftproof.config.target import TargetSpec, read_target
+from draftproof.errors import UserError
+from draftproof.models import attention
+from draftproof.models.cache import KVCache, LayerShape, Plan
+
+Tap = int | str  # after decoder layer i (0-based), or FINAL
+FINAL = "final"  # after the final norm: what the head reads
+SELF_CHECK_ROWS = 24  # rows of the start-up comparison, on top of the window if there is one
+SELF_CHECK_LIMIT = {torch.float64: 1e-9, torch.float32: 2e-3}  # relative to the largest logit; else 6e-2
+
+
+@dataclass(frozen=True)
+class TargetOut:
+    """logits [R, rows, V]; features [R, N, taps * H], the taps side by side in listed order, or None without taps."""
+
+    logits: Tensor
+    features: Tensor | None
+
+
+class Target:
+    """Wraps a loaded transformers model; `forward` is the only way through it."""
+
+    def __init__(self, model: nn.Module, spec: TargetSpec) -> None:
+        self.model, self.spec = model.eval().requires_grad_(False), spec
+        self.layers: nn.ModuleList = decoder_of(model).layers
+        self.final_norm: nn.Module = decoder_of(model).norm
+        self.embedding: nn.Module = model.get_input_embeddings()
+        self.head: nn.Module = model.get_output_embeddings()
+        self.dtype: torch.dtype = self.embedding.weight.dtype
+        self.device: torch.device = self.embedding.weight.device
+        require_supported(spec, len(self.layers))
+
+    @classmethod
+    def load(cls, folder: str | Path, *, dtype: torch.dtype, device: str = "cpu") -> Target:
+        """Load safetensors weights from a folder; refuse NaN weights and models that our attention gets wrong."""
+        from transformers import AutoModelForCausalLM
+
+        from draftproof.models.hub import check_weights
+
+        spec = read_target(folder)
+        require_supported(spec, spec.num_layers)
+        check_weights(Path(folder))
+        attention.register()
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+        ).to(device)
+        require_finite(model, folder)
+        target = cls(model, spec)
+        target.self_check()
+        return target
+
+    def new_cache(self, *, slots: int, capacity: int, chunk: int) -> KVCache:
+        shapes = [LayerShape(self.spec.num_kv_heads, self.spec.head_dim, w) for w in layer_windows(self.spec)]
+        return KVCache(
+            shapes, slots=slots, capacity=capacity, chunk=chunk, dtype=self.dtype, device=self.device
+        )
+
+    def forward(
+        self, tokens: Tensor, plan: Plan, *, taps: Sequence[Tap] = (), rows: int | Tensor = 0
+    ) -> TargetOut:
+        """Run N nodes a slot: tokens [R, N]. Keys and values stay uncommitted until the cache's `commit`.
+
+        rows: 0 for logits of all nodes, k for the last k, a LongTensor for those columns.
+        """
+        with torch.no_grad(), self._tapped(taps) as tapped:
+            out = self.model(
+                input_ids=tokens,
+                position_ids=plan.positions,
+                use_cache=False,
+                logits_to_keep=rows,
+                draftproof=plan,
+            )
+        features = torch.cat([tapped[i] for i in taps], dim=-1) if taps else None
+        return TargetOut(out.logits, features)
+
+    @contextlib.contextmanager
+    def _tapped(self, taps: Sequence[Tap]) -> Iterator[dict[Tap, Tensor]]:
+        """Collect the stream at each tapped point while the block runs. The one table from a tap to its hook."""
+        seen: dict[Tap, Tensor] = {}
+
+        def keep(tap: Tap) -> Any:
+            def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+                seen[tap] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        points = {tap: self.final_norm if isinstance(tap, str) else self.layers[tap] for tap in taps}
+        handles = [point.register_forward_hook(keep(tap)) for tap, point in points.items()]
+        try:
+            yield seen
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def self_check(self) -> None:
+        """One forward, longer than the window, against the model's own sdpa attention; refuse on mismatch."""
+        window = max((w for w in layer_windows(self.spec) if w), default=0)
+        rows = min(window + SELF_CHECK_ROWS, self.spec.max_positions or window + SELF_CHECK_ROWS)
+        tokens = (torch.arange(rows, device=self.device) * 7 + 11)[None] % self.spec.vocab_size
+        cache = self.new_cache(slots=1, capacity=rows, chunk=rows)
+        plan = causal_plan(cache, slice(0, 1), rows, rows)
+        ours = self.forward(tokens, plan, rows=SELF_CHECK_ROWS // 2).logits.double()
+        self.model.set_attn_implementation("sdpa")
+        try:
+            with torch.no_grad():
+                theirs = self.model(
+                    input_ids=tokens, use_cache=False, logits_to_keep=SELF_CHECK_ROWS // 2
+                ).logits.double()
+        finally:
+            self.model.set_attn_implementation(attention.NAME)
+        error = float((ours - theirs).abs().max() / theirs.abs().max())
+        if not error <= SELF_CHECK_LIMIT.get(self.dtype, 6e-2):
+            raise UserError(
+                "target-mismatch",
+                f"{self.spec.model_type}: our attention differs from the model's own by {error:.2e} of the largest logit",
+                "this model type needs a feature that is not implemented; please report it with its config.json",
+            )
+
+
+def causal_plan(cache: KVCache, slots: Any, rows: int, reach: int) -> Plan:
+    """Plan of a plain causal forward over `rows` new tokens a slot."""
+    count = cache.lengths[slots].shape[0]
+    order = torch.arange(rows, device=cache.lengths.device)
+    visible = (order[:, None] >= order).expand(count, rows, rows)
+    return cache.plan(slots, order.expand(count, rows), visible, reach)
+
+
+def decoder_of(model: nn.Module) -> nn.Module:
+    """The module that owns `layers`, below a causal-LM head and possibly below a multimodal wrapper."""
+    decoder = model.get_decoder()
+    return decoder if hasattr(decoder, "layers") else decoder.language_model
+
+
+def layer_windows(spec: TargetSpec) -> list[int | None]:
+    return [spec.sliding_window if kind == "sliding" else None for kind in spec.layer_kinds]
+
+
+def require_supported(spec: TargetSpec, layers: int) -> None:
+    foreign = sorted({kind for kind in spec.layer_kinds if kind not in ("full", "sliding")})
+    if foreign:
+        raise UserError(
+            "target-unsupported",
+            f"{spec.model_type} has layers of kind {', '.join(foreign)}; only full and sliding attention run here",
+            "serve this target with vLLM or SGLang; hybrid targets are not implemented in this engine yet",
+        )
+    if layers != spec.num_layers:
+        raise UserError(
+            "target-mismatch",
+            f"the config promises {spec.num_layers} layers, the model has {layers}",
+            "check that config.json and weights belong together",
+        )
+
+
+def require_finite(model: nn.Module, folder: str | Path) -> None:
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise UserError(
+                "weights-invalid",
+                f"{folder}: {name} holds NaN or infinity",
+                "the checkpoint is damaged or was exported wrongly; fetch or export it again",
+            )

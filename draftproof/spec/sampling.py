@@ -1,0 +1,82 @@
+"""Logits processors, evaluated at every node of a tree, and the choice of one token a node.
+
+Order and meaning are transformers': repetition penalty, temperature, top-k, top-p, min-p. The penalty sees the committed
+text and the node's own ancestors, so a node's logits are those that plain decoding would have there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftproof.spec.noise import gumbel
+from draftproof.spec.tree import Tree, visibility
+
+
+@dataclass
+class Sampling:
+    """Settings of R requests as device tensors [R]; `seen` bool [R, V] marks committed tokens, for the penalty.
+
+    Temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and penalty 1 switch a filter off. The three flags are known on
+    the host, so that a step skips the work that no request of the batch asks for.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    penalty: Tensor
+    seed: Tensor
+    choice: Tensor
+    seen: Tensor | None
+    sampled: bool  # some temperature > 0
+    filtered: bool  # some top-k, top-p or min-p
+
+
+def choose(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling) -> Tensor:
+    """The target's own token after every node: logits [R, N, V], positions [R, N] of the nodes -> int64 [R, N].
+
+    Greedy rows take the argmax; the others take argmax(logp / T + gumbel(seed, choice, position + 1)), which is one
+    exact draw from the processed distribution.
+    """
+    scores = logits.float()
+    if sampling.seen is not None:
+        scores = penalise(scores, tree, sampling.seen, sampling.penalty)
+    if not sampling.sampled:
+        return scores.argmax(-1)
+    hot = sampling.temperature > 0
+    warm = scores / torch.where(hot, sampling.temperature, 1.0)[:, None, None]
+    if sampling.filtered:
+        warm = keep_likely(warm, sampling.top_k, sampling.top_p, sampling.min_p)
+    noise = gumbel(sampling.seed, sampling.choice, positions + 1, logits.shape[-1])
+    return torch.where(hot[:, None, None], warm.add_(noise), scores).argmax(-1)
+
+
+def penalise(scores: Tensor, tree: Tree, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Divide positive and multiply negative scores of tokens that the text or the node's ancestors hold."""
+    rows, nodes, _ = scores.shape
+    marked = seen[:, None].repeat(1, nodes, 1)
+    ancestors = visibility(tree)
+    ids = tree.token[:, None].expand(rows, nodes, nodes)
+    # A node that is no ancestor marks the node's own token instead, which is in the text at that node anyway.
+    marked.scatter_(2, torch.where(ancestors, ids, tree.token[:, :, None]), True)
+    factor = penalty[:, None, None]
+    return torch.where(marked, torch.where(scores > 0, scores / factor, scores * factor), scores)
+
+
+def keep_likely(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Set to -inf what top-k, then top-p, then min-p drop; at least one token stays."""
+    ordered, ids = scores.sort(-1, descending=True, stable=True)
+    rank = torch.arange(scores.shape[-1], device=scores.device)
+    limit = torch.where(top_k > 0, top_k, scores.shape[-1])[:, None, None]
+    # Ties with the k-th score stay, as in transformers.
+    kth = ordered.gather(-1, (limit - 1).clamp(max=scores.shape[-1] - 1).expand(-1, scores.shape[1], 1))
+    ordered = ordered.masked_fill((ordered < kth) & (rank >= limit), -torch.inf)
+    probs = ordered.softmax(-1)
+    before = probs.cumsum(-1) - probs
+    ordered = ordered.masked_fill((before >= top_p[:, None, None]) & (rank > 0), -torch.inf)
+    probs = ordered.softmax(-1)
+    ordered = ordered.masked_fill(probs < min_p[:, None, None] * probs[..., :1], -torch.inf)
+    return torch.empty_like(scores).scatter_(-1, ids, ordered)

@@ -1,0 +1,1 @@
+"""Make a drafter for a target: recipe -> regen -> capture -> loop -> export -> parity."""
