@@ -10,12 +10,14 @@ import typer
 
 from draftproof.errors import UserError
 
-app = typer.Typer(
-    help="Speculative decoding you can prove.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+
+TargetName = Annotated[str, typer.Option("--target", help="target: embedded name, folder or hub id")]
+DrafterName = Annotated[str, typer.Option("--drafter", help="drafter: embedded name, folder or hub id")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64")]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout instead of text")]
+TARGET, DRAFTER = "smollm2-135m", "smollm2-135m-dflash"
 
 
 @app.callback()
@@ -23,22 +25,171 @@ def root() -> None:
     """Speculative decoding you can prove."""
 
 
-TARGET, DRAFTER = "smollm2-135m", "smollm2-135m-dflash"
+@app.command()
+def run(
+    prompt: Annotated[str | None, typer.Argument(help="the user's words; read from stdin when absent")] = None,
+    target: TargetName = TARGET,
+    drafter: DrafterName = DRAFTER,
+    method: Annotated[str, typer.Option(help="dflash, or none for plain decoding")] = "dflash",
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="nucleus, 1 switches it off")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 switches it off")] = 0,
+    min_p: Annotated[float, typer.Option(help="0 switches it off")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="1 switches it off")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="same seed, same text, whatever the drafter")] = None,
+    max_tokens: Annotated[int, typer.Option(help="new tokens at most")] = 256,
+    stop: Annotated[list[str] | None, typer.Option(help="end the text before this string; may be repeated")] = None,
+    raw: Annotated[bool, typer.Option(help="no chat template: continue the prompt as it stands")] = False,
+    compare: Annotated[bool, typer.Option(help="answer again without the drafter and compare")] = False,
+    stats: Annotated[bool, typer.Option(help="print acceptance and speed (default on a terminal)")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    as_json: Json = False,
+) -> None:
+    """Generate text, losslessly; on a terminal, accepted draft tokens are coloured."""
+    from draftproof.engine.request import SamplingParams
+    from draftproof.engine.session import Ask, answer
+
+    if method not in ("dflash", "none"):
+        raise UserError("bad-option", f"method {method!r} is not known", "use --method dflash or --method none")
+    if compare and method == "none":
+        raise UserError("bad-option", "--compare with --method none has nothing to compare", "use --method dflash")
+    if prompt is None and sys.stdin.isatty():
+        raise UserError("prompt-empty", "no prompt was given", 'draftproof run "..." or pipe it into stdin')
+    words = sys.stdin.read() if prompt is None else prompt
+    sampling = SamplingParams(temperature, top_p, top_k, min_p, repetition_penalty, seed)
+    ask = Ask(words, target, drafter if method == "dflash" else None, sampling, max_tokens, tuple(stop or ()), raw)
+    answer(ask, device=device, dtype=dtype, compare=compare, stats=stats, as_json=as_json)
+
+
+@app.command()
+def inspect(
+    drafter: Annotated[str, typer.Argument(help="drafter: embedded name, folder, config.json or hub id")],
+    target: Annotated[str | None, typer.Option("--target", help="check the pair, too")] = None,
+    as_json: Json = False,
+) -> None:
+    """What a drafter's config demands, where each value comes from, and what is wrong with it. Needs no weights."""
+    import json
+
+    from rich.console import Console
+
+    from draftproof.config.report import inspect as inspect_configs
+    from draftproof.config.report import render
+    from draftproof.models.hub import resolve_drafter, resolve_target
+
+    where = drafter if Path(drafter).is_file() else resolve_drafter(drafter)
+    inspection = inspect_configs(where, resolve_target(target) if target else None)
+    if as_json:
+        print(json.dumps(inspection.as_dict(), indent=2))
+    else:
+        render(inspection, Console())
+    raise typer.Exit(inspection.exit_code)
+
+
+@app.command()
+def replay(
+    texts: Annotated[Path, typer.Option(help="JSON with prompt_ids and continuation_ids")],
+    drafter: DrafterName = DRAFTER,
+    target: TargetName = TARGET,
+    max_tokens: Annotated[int | None, typer.Option(help="only the first tokens of each continuation")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> None:
+    """Acceptance of a pair along given texts, without sampling: what acceptance the pair should have."""
+    from draftproof.bench.report import print_acceptance, print_json
+    from draftproof.engine.pair import load_pair
+    from draftproof.engine.replay import load_texts
+    from draftproof.engine.replay import replay as walk
+
+    if max_tokens is not None and max_tokens < 2:
+        raise UserError("bad-option", f"max_tokens is {max_tokens}", "give at least 2: an anchor and a token to draft")
+    loaded = load_texts(texts, max_tokens)
+    pair = load_pair(target, drafter, dtype=dtype, device=device)
+    assert pair.drafter is not None
+    result = walk(pair.target, pair.drafter, loaded)
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        print_acceptance(result)
+
+
+@app.command()
+def lossless(
+    prompts: Annotated[int, typer.Option(min=1, help="number of prompts")] = 20,
+    max_tokens: Annotated[int, typer.Option(min=1, help="new tokens a prompt")] = 128,
+    workload: Annotated[str, typer.Option(help="mtbench, humaneval, gsm8k, arena-hard or a JSONL file")] = "mtbench",
+    temperature: Annotated[list[float] | None, typer.Option(help="may be repeated; default 0, 0.7 and 1")] = None,
+    seed: int = 0,
+    target: TargetName = TARGET,
+    drafter: DrafterName = DRAFTER,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> None:
+    """Is the output the target's own? With drafter, without, and by transformers' own generate. Exit code 1: no."""
+    from draftproof.bench import lossless as judge
+    from draftproof.bench.bridge import encode
+    from draftproof.bench.machine import provenance
+    from draftproof.bench.report import print_json, print_lossless
+    from draftproof.bench.workloads import load_workload
+    from draftproof.engine.pair import load_pair
+    from draftproof.engine.request import SamplingParams
+
+    temperatures = [SamplingParams(t).temperature for t in temperature or (0.0, 0.7, 1.0)]
+    pair = load_pair(target, drafter, dtype=dtype, device=device)
+    chats = [(p.id, encode(pair, p)) for p in load_workload(workload, prompts)]
+    results = judge.compare(pair, chats, temperatures, max_tokens, seed)
+    if as_json:
+        print_json(judge.summary(results) | {"provenance": provenance(pair.device.value, pair.dtype.value)})
+    else:
+        print_lossless(results)
+    raise typer.Exit(int(any(r.verdict == "bug" for r in results)))
+
+
+@app.command()
+def bench(
+    part: Annotated[str, typer.Option(help="speed, acceptance, memory or all")] = "all",
+    limit: Annotated[int | None, typer.Option(min=2, help="prompts per set (default: all; speed: 20)")] = None,
+    skip: Annotated[int, typer.Option(min=0, help="speed: leave out the first prompts")] = 0,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=2, help="new tokens a prompt (default: 128, acceptance 256)")
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="acceptance: a second drafter, paired by prompt")] = None,
+    target: TargetName = TARGET,
+    drafter: DrafterName = DRAFTER,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    as_json: Json = False,
+) -> None:
+    """Speed against plain decoding and transformers, acceptance on public prompt sets, peak memory."""
+    from draftproof.bench.report import print_bench, print_json
+    from draftproof.bench.suite import PARTS, run_bench
+
+    if part not in PARTS:
+        raise UserError("bad-option", f"part {part!r} is not known", f"use one of {', '.join(PARTS)}")
+    result = run_bench(
+        part, target, drafter, against, device=device, dtype=dtype, limit=limit, skip=skip, max_tokens=max_tokens
+    )
+    if as_json:
+        print_json(result)
+    else:
+        print_bench(result)
 
 
 @app.command()
 def train(
     out: Annotated[Path, typer.Option(help="folder of the run; the same command resumes it")],
     recipe: Annotated[Path | None, typer.Option(help="TOML recipe (default: the embedded drafter's)")] = None,
-    target: Annotated[str, typer.Option(help="target: name, folder or hub id")] = TARGET,
+    target: TargetName = TARGET,
     prompts: Annotated[Path | None, typer.Option(help="JSONL of chats the target answers")] = None,
-    texts: Annotated[int, typer.Option(help="texts the target writes at most")] = 60000,
-    texts_seconds: Annotated[float, typer.Option(help="time for writing texts")] = 3600,
-    steps: Annotated[int, typer.Option(help="training steps of the whole run")] = 6000,
-    seconds: Annotated[float, typer.Option(help="time for training in this call; the rest resumes")] = 1e9,
-    slots: Annotated[int, typer.Option(help="texts written side by side; 0: 1536 on a GPU, 32 on a CPU")] = 0,
-    device: str = "auto",
-    dtype: str = "auto",
+    texts: Annotated[int, typer.Option(min=1, help="texts the target writes at most")] = 60000,
+    texts_seconds: Annotated[float, typer.Option(min=1, help="time for writing texts")] = 3600,
+    steps: Annotated[int, typer.Option(min=1, help="training steps of the whole run")] = 6000,
+    seconds: Annotated[float, typer.Option(min=0, help="time for training in this call; the rest resumes")] = 1e9,
+    slots: Annotated[int, typer.Option(min=0, help="texts written side by side; 0: 1536 on a GPU, 32 on a CPU")] = 0,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
 ) -> None:
     """Make a drafter for a target: the target writes texts, the drafter learns to draft them."""
     from importlib.resources import files
@@ -47,21 +198,35 @@ def train(
     from draftproof.train.recipe import load_recipe
     from draftproof.train.run import Stage, run_training
 
-    chosen = recipe or Path(str(files("draftproof") / "train" / "recipes" / "smollm2-135m.toml"))
-    plan = load_recipe(chosen)
+    plan = load_recipe(recipe or Path(str(files("draftproof") / "train" / "recipes" / "smollm2-135m.toml")))
     pair = load_pair(target, None, dtype=dtype, device=device)
     wide = slots or (1536 if pair.target.device.type == "cuda" else 32)
     stage = Stage(texts, texts_seconds, steps, seconds, wide)
     run_training(pair.target, pair.tokenizer, plan, prompts, out, stage, say=lambda s: print(s, flush=True))
 
 
+@app.command()
+def prompts(
+    out: Annotated[Path, typer.Argument(help="JSONL file to write")],
+    count: Annotated[int, typer.Option(min=1)] = 60000,
+    seed: int = 0,
+) -> None:
+    """Write training prompts from permissive sources (none of the evaluation sets)."""
+    from draftproof.train.prompts import write_prompts
+
+    write_prompts(out, count, seed)
+
+
 def main() -> None:
-    """Entry point: a UserError becomes one message on stderr and exit code 2."""
+    """Entry point: a UserError becomes one message on stderr and exit code 2; Ctrl-C leaves without a traceback."""
     try:
         app()
     except UserError as error:
         print(f"draftproof: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(0) from None
 
 
 if __name__ == "__main__":

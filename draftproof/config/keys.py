@@ -34,8 +34,7 @@ DFLASH: Final = (
     SCALES
     | FAMILY
     | _words(
-        "mask_token_id mask_token target_layer_ids block_size use_swa swa_window_size causal "
-        "partial_rotary_factor"
+        "mask_token_id mask_token target_layer_ids block_size use_swa swa_window_size causal partial_rotary_factor"
     )
 )
 OWN: Final = _words(

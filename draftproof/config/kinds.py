@@ -24,9 +24,7 @@ def read_kinds(fields: Fields, body: str, count: int, model_type: str) -> tuple[
     window = fields.get("sliding_window", [body + "sliding_window"], an_int(), None, "not stated")
     kinds = _listed(fields, body) or _by_rule(fields, body, count, model_type, window)
     if len(kinds) != count:
-        raise fields.bad(
-            body + "num_hidden_layers", f"is {count} but the layer list has {len(kinds)} entries"
-        )
+        raise fields.bad(body + "num_hidden_layers", f"is {count} but the layer list has {len(kinds)} entries")
     return (window if "sliding" in kinds else None), kinds
 
 
@@ -72,9 +70,7 @@ def _kimi(fields: Fields, body: str, count: int) -> tuple[str, ...]:
     return tuple("full" if i + 1 in full else "linear" for i in range(count))
 
 
-def _by_model_type(
-    fields: Fields, body: str, count: int, model_type: str, window: int | None
-) -> tuple[str, ...]:
+def _by_model_type(fields: Fields, body: str, count: int, model_type: str, window: int | None) -> tuple[str, ...]:
     use = fields.raw_value(body + "use_sliding_window")
     first: Any = fields.raw_value(body + "max_window_layers")
     if window and use is True and isinstance(first, int):

@@ -53,8 +53,7 @@ def read_layers(fields: Fields, body: str, count: int) -> tuple[LayerSpec, ...]:
             )
         )
     return tuple(
-        LayerSpec(slides, window if slides else None, flag)
-        for slides, flag in zip(sliding, causal, strict=True)
+        LayerSpec(slides, window if slides else None, flag) for slides, flag in zip(sliding, causal, strict=True)
     )
 
 
@@ -62,9 +61,7 @@ def _sliding(fields: Fields, body: str, count: int) -> tuple[list[bool], bool]:
     """Which layers slide, and whether `use_swa` alone made them (then the block is bidirectional by
     default)."""
     fields.raw_value(body + "max_window_layers")  # asked, so not reported: no DFlash reader uses it
-    kinds = fields.get(
-        "layers", [body + "layer_types"], strings, None, "full_attention, layer_types is absent"
-    )
+    kinds = fields.get("layers", [body + "layer_types"], strings, None, "full_attention, layer_types is absent")
     use_swa = fields.get("use_swa", ["dflash_config.use_swa"], a_bool, False)
     fields.sources.pop("use_swa")
     if kinds is None:
@@ -118,11 +115,7 @@ def _causal(fields: Fields, sliding: list[bool], bidirectional_default: bool) ->
         return _speculators_causal(fields, sliding)
     rule = [False] * len(sliding) if bidirectional_default else list(sliding)
     if any(sliding):
-        taken = (
-            "bidirectional, as use_swa without layer types"
-            if bidirectional_default
-            else "sliding layers causal"
-        )
+        taken = "bidirectional, as use_swa without layer types" if bidirectional_default else "sliding layers causal"
         fields.sources["causality"] = f"default: {taken}"
         fields.findings.append(_disagreement(fields.file, "is_causal", taken))
     return rule
@@ -157,6 +150,5 @@ def _disagreement(file: str, key: str, taken: str) -> Finding:
         f"{key}: true or false",
         "absent",
         f"{file}: {key}",
-        "state it as the drafter was trained; `draftproof replay` with either value shows which one "
-        "accepts more",
+        "state it as the drafter was trained; `draftproof replay` with either value shows which one accepts more",
     )

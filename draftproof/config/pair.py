@@ -58,9 +58,7 @@ def require_pair(findings: list[Finding]) -> None:
         return
     lines = [f"{e.message} (expected {e.expected or '-'}, seen {e.seen or '-'})" for e in errors]
     fixes = dict.fromkeys(e.fix for e in errors if e.fix)
-    raise UserError(
-        "pair-mismatch", "; ".join(lines), "; ".join(fixes) or "choose the drafter made for this target"
-    )
+    raise UserError("pair-mismatch", "; ".join(lines), "; ".join(fixes) or "choose the drafter made for this target")
 
 
 def _at(drafter: DrafterSpec, field: str) -> str:
@@ -94,9 +92,7 @@ def _window(drafter: DrafterSpec) -> Iterator[Finding]:
     unused = drafter.extras.get("sliding_window")
     if windows or unused is None:
         return
-    message = (
-        f"sliding_window is {unused} but no layer slides: a window that nothing uses is often the rest of a "
-    )
+    message = f"sliding_window is {unused} but no layer slides: a window that nothing uses is often the rest of a "
     message += "lost layer_types"
     where = _at(drafter, "layers")
     if drafter.extras.get("use_sliding_window") is False:
@@ -153,11 +149,7 @@ def _vocabulary(drafter: DrafterSpec, target: TargetSpec) -> Iterator[Finding]:
         yield make(
             "vocabulary",
             "drafter and target differ in vocabulary"
-            + (
-                ""
-                if difference >= PADDING
-                else " by less than a padding; some engines then draft from a zero head"
-            ),
+            + ("" if difference >= PADDING else " by less than a padding; some engines then draft from a zero head"),
             target.vocab_size,
             drafter.vocab_size,
             _at(drafter, "vocab_size"),
@@ -219,8 +211,7 @@ def _positions(drafter: DrafterSpec, target: TargetSpec) -> Iterator[Finding]:
     if ours is not None and theirs is not None and ours < theirs:
         yield warning(
             "max-positions",
-            "the drafter covers fewer positions than the target; beyond them engines stop drafting or "
-            "draft badly",
+            "the drafter covers fewer positions than the target; beyond them engines stop drafting or draft badly",
             f"at least {theirs}",
             ours,
             _at(drafter, "max_positions"),

@@ -83,18 +83,10 @@ def compare_published(drafter: DrafterSpec, target: TargetSpec | None = None) ->
     matches = find_matches(drafter, target)
     if not matches:
         message = "no published drafter matches by name or by target shape; nothing to compare with"
-        return [
-            note(
-                "published-unknown", message, seen=_name(drafter), where=f"published.toml, {table()['as_of']}"
-            )
-        ]
+        return [note("published-unknown", message, seen=_name(drafter), where=f"published.toml, {table()['as_of']}")]
     best = matches[0]
     message = f"compared with {best.title}, matched by {best.how}"
-    message += (
-        f"; {len(best.differences)} of its values differ"
-        if best.differences
-        else "; every known value agrees"
-    )
+    message += f"; {len(best.differences)} of its values differ" if best.differences else "; every known value agrees"
     findings = [note("published-match", message, where=f"published.toml, {table()['as_of']}")]
     findings += [_difference(drafter, best, field) for field in best.differences]
     if best.differences and not best.by_name:
@@ -125,9 +117,7 @@ def values(drafter: DrafterSpec) -> dict[str, Any]:
     scaling = drafter.rope.scaling or {}
     named = {field: getattr(drafter, field) for field in FIELDS if hasattr(drafter, field)}
     extras = {field: drafter.extras[field] for field in FIELDS if field in drafter.extras}
-    unused = (
-        None if drafter.extras.get("use_sliding_window") is False else drafter.extras.get("sliding_window")
-    )
+    unused = None if drafter.extras.get("use_sliding_window") is False else drafter.extras.get("sliding_window")
     return {
         **extras,
         **named,
@@ -209,8 +199,7 @@ def _difference(drafter: DrafterSpec, match: Match, field: str) -> Finding:
         expected=_show(_published(match.entry, field)),
         seen=_show(values(drafter).get(field)),
         where=_source(drafter, field),
-        fix=f"set {key} to {_show(_published(match.entry, field))}, or fetch config.json again from "
-        f"{match.title}",
+        fix=f"set {key} to {_show(_published(match.entry, field))}, or fetch config.json again from {match.title}",
     )
 
 
@@ -231,22 +220,18 @@ def _others_disagree(drafter: DrafterSpec, best: Match, others: list[Match]) -> 
                     code="published-ambiguous",
                     severity=Severity.WARNING,
                     verdict=Verdict.CANNOT_TELL,
-                    message=f"{FIELDS[field][0]} agrees with {best.title}, but drafters of the same shape "
-                    "differ",
+                    message=f"{FIELDS[field][0]} agrees with {best.title}, but drafters of the same shape differ",
                     expected=told,
                     seen=_show(ours.get(field)),
                     where=_source(drafter, field),
-                    fix="name the target, or give the folder its repository's name, so that one of them is "
-                    "compared",
+                    fix="name the target, or give the folder its repository's name, so that one of them is compared",
                 )
             )
     return findings
 
 
 def _source(drafter: DrafterSpec, field: str) -> str:
-    alias = {"causal": "causality", "rope_base": "rope.base", "rotary_dim": "rope.rotary_dim"}.get(
-        field, field
-    )
+    alias = {"causal": "causality", "rope_base": "rope.base", "rotary_dim": "rope.rotary_dim"}.get(field, field)
     return drafter.sources.get(alias, f"config.json: {FIELDS[field][0]}")
 
 
@@ -273,9 +258,7 @@ def _same_shape(entry: Mapping[str, Any], drafter: DrafterSpec, target: TargetSp
         "vocab_size": drafter.vocab_size,
     }
     known = {key: value for key, value in asked.items() if key in entry and value is not None}
-    return {"hidden_size", "vocab_size"} <= set(known) and all(
-        entry[key] == value for key, value in known.items()
-    )
+    return {"hidden_size", "vocab_size"} <= set(known) and all(entry[key] == value for key, value in known.items())
 
 
 def _name(drafter: DrafterSpec) -> str:

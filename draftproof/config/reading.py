@@ -26,15 +26,11 @@ def load_config(path: str | Path) -> tuple[Path, str, dict[str, Any]]:
     """The folder, the file's name and its content. UserError: not-found, not-a-model, bad-json."""
     given = Path(path).expanduser()
     if not given.exists():
-        raise UserError(
-            "not-found", f"{given} does not exist", "name a folder with a config.json, or the file itself"
-        )
+        raise UserError("not-found", f"{given} does not exist", "name a folder with a config.json, or the file itself")
     file = given / "config.json" if given.is_dir() else given
     if not file.is_file() or file.suffix != ".json":
         seen = "holds no config.json" if given.is_dir() else "is not a config.json"
-        raise UserError(
-            "not-a-model", f"{given} {seen}", "name the folder of a checkpoint, or its config.json"
-        )
+        raise UserError("not-a-model", f"{given} {seen}", "name the folder of a checkpoint, or its config.json")
     return file.parent, file.name, load_object(file)
 
 

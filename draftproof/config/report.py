@@ -77,9 +77,7 @@ def render(inspection: Inspection, console: Console) -> None:
     for finding in inspection.findings:
         console.print(_finding_text(finding))
     counts = _counts(inspection.findings)
-    console.print(
-        Text(", ".join(f"{counts[severity]} {severity.value}s" for severity in ORDER), style="bold")
-    )
+    console.print(Text(", ".join(f"{counts[severity]} {severity.value}s" for severity in ORDER), style="bold"))
 
 
 def plain(text: object) -> str:
@@ -117,9 +115,7 @@ def _runnable(drafter: DrafterSpec) -> list[Finding]:
 def _value_table(spec: DrafterSpec | TargetSpec) -> Table:
     table = Table("value", "", "from", box=None, pad_edge=False)
     for name, value in _rows(spec).items():
-        table.add_row(
-            Text(name), Text(plain(_show(value))), Text(plain(spec.sources.get(name, "")), style="dim")
-        )
+        table.add_row(Text(name), Text(plain(_show(value))), Text(plain(spec.sources.get(name, "")), style="dim"))
     return table
 
 

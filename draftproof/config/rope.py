@@ -37,8 +37,7 @@ def read_rope(fields: Fields, body: str, head_dim: int, used: tuple[str, ...] = 
         raise UserError(
             "rope-missing",
             f"{fields.file} names no rope base ({keys[0]} or {keys[1]})",
-            "take it from the checkpoint's own repository; it usually equals the target's, but is not "
-            "derived here",
+            "take it from the checkpoint's own repository; it usually equals the target's, but is not derived here",
         )
     factor = read_partial(
         fields, body, places, "rope.rotary_dim", (f"{body or 'dflash_config.'}partial_rotary_factor",)
@@ -60,9 +59,7 @@ def rope_places(fields: Fields, body: str, used: tuple[str, ...] = PER_LAYER_KIN
     return [outer, body + "rope_scaling"]
 
 
-def read_partial(
-    fields: Fields, body: str, places: list[str], field: str, more: tuple[str, ...] = ()
-) -> float:
+def read_partial(fields: Fields, body: str, places: list[str], field: str, more: tuple[str, ...] = ()) -> float:
     """partial_rotary_factor, in (0, 1]; 1 when absent."""
     keys = [*(f"{place}.partial_rotary_factor" for place in places), body + "partial_rotary_factor", *more]
     factor = fields.get(field, list(dict.fromkeys(keys)), a_number(), 1.0, "every dim of a head rotates")

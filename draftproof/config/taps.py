@@ -20,8 +20,7 @@ def check_order(drafter: DrafterSpec) -> Iterator[Finding]:
     if list(drafter.taps) != sorted(drafter.taps):
         yield warning(
             "taps-not-ascending",
-            "the target layer ids are not in ascending order; vLLM sorts them, so its features arrive in "
-            "another order",
+            "the target layer ids are not in ascending order; vLLM sorts them, so its features arrive in another order",
             " ".join(map(str, sorted(drafter.taps))),
             " ".join(map(str, drafter.taps)),
             drafter.sources.get("taps", "taps"),

@@ -108,9 +108,7 @@ def _refuse_other(raw: Mapping[str, Any], where: str) -> None:
             "give the drafter first, then --target",
         )
     if not any(key in raw for key in DESCRIBES):
-        raise UserError(
-            "not-a-model", f"{where} describes no model", "name the folder of the target's checkpoint"
-        )
+        raise UserError("not-a-model", f"{where} describes no model", "name the folder of the target's checkpoint")
 
 
 def _body_prefix(fields: Fields) -> str:
@@ -127,23 +125,17 @@ def _shape(fields: Fields, body: str) -> dict[str, Any]:
 
     def get(name: str, *keys: str) -> int:
         default = defaults.get(keys[0], MISSING)
-        return fields.get(
-            name, [body + key for key in keys], an_int(), default, f"{default}, the model class's own"
-        )
+        return fields.get(name, [body + key for key in keys], an_int(), default, f"{default}, the model class's own")
 
     hidden = get("hidden_size", "hidden_size", "n_embd")
     heads = get("num_heads", "num_attention_heads", "n_head")
-    kv_heads = fields.get(
-        "num_kv_heads", [body + "num_key_value_heads"], an_int(), defaults.get("num_key_value_heads")
-    )
+    kv_heads = fields.get("num_kv_heads", [body + "num_key_value_heads"], an_int(), defaults.get("num_key_value_heads"))
     if kv_heads is None:
         fields.sources["num_kv_heads"] = "derived: num_attention_heads"
     head_dim = fields.get("head_dim", [body + "head_dim"], an_int(), defaults.get("head_dim"))
     if head_dim is None:
         if hidden % heads:
-            raise fields.bad(
-                body + "head_dim", "is missing and hidden_size is no multiple of num_attention_heads"
-            )
+            raise fields.bad(body + "head_dim", "is missing and hidden_size is no multiple of num_attention_heads")
         fields.sources["head_dim"] = "derived: hidden_size / num_attention_heads"
     return {
         "hidden_size": hidden,
@@ -171,9 +163,7 @@ def _rope(fields: Fields, body: str, model_type: str) -> dict[str, Any]:
             default_base,
             "the model class's own" if default_base else "not stated",
         ),
-        "partial_rotary_factor": read_partial(
-            fields, body, places, "partial_rotary_factor", (body + "rotary_pct",)
-        ),
+        "partial_rotary_factor": read_partial(fields, body, places, "partial_rotary_factor", (body + "rotary_pct",)),
         "max_positions": fields.get(
             "max_positions",
             positions,
@@ -188,9 +178,7 @@ def _tied(fields: Fields, body: str, model_type: str) -> bool:
     usual = model_type.startswith(TIED_BY_DEFAULT)
     keys = dict.fromkeys([body + "tie_word_embeddings", "tie_word_embeddings"])
     values = [key for key in keys if fields.raw_value(key) is not None][:1]
-    return fields.get(
-        "tie_word_embeddings", values or keys, a_bool, usual, f"{usual}, usual for {model_type}"
-    )
+    return fields.get("tie_word_embeddings", values or keys, a_bool, usual, f"{usual}, usual for {model_type}")
 
 
 def _architecture(fields: Fields) -> str:

@@ -1,8 +1,8 @@
 """Acceptance as counts, rates and an interval. Nothing here imports torch.
 
-tau = emitted / steps, where a step emits its accepted drafts and one token of the target's own. The per-position rate at
-i is the share of steps that accepted at least i + 1 drafts. The interval treats texts as the independent units (ratio
-estimator with clusters), because steps of one text are alike.
+tau = emitted / steps, where a step emits its accepted drafts and one token of the target's own. The per-position rate
+at i is the share of steps that accepted at least i + 1 drafts. The interval treats texts as the independent units
+(ratio estimator with clusters), because steps of one text are alike.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def emit(taken: Accepted, progress: Sequence[Progress], prefill: bool = False) -
 
 
 def first_tokens(batch: Batch, logits: Tensor, lengths: Tensor) -> Accepted:
-    """The token after each prompt, chosen like any other: logits [R, V] after its last token, at position lengths - 1."""
+    """The token after each prompt, chosen like any other: logits [R, V] of its last token, at lengths - 1."""
     tree = chain(batch.anchors)
     picks = choose(logits[:, None], tree, lengths[:, None] - 1, batch.sampling)
     taken = walk(tree, picks, batch.stops, batch.budget)

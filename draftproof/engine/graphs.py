@@ -1,12 +1,13 @@
 """CUDA graphs of the plain step, for wide batches. The captured step is `engine/step.py`'s, not another one.
 
-A graph holds the addresses of its tensors, so everything a step reads and writes is updated in place. One graph a length
-bucket; they share a memory pool. On a CPU the same object runs the step eagerly.
+A graph holds the addresses of its tensors, so everything a step reads and writes is updated in place. One graph a
+length bucket; they share a memory pool. On a CPU the same object runs the step eagerly.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class PlainStepper:
         self.history = torch.zeros(rows, columns, dtype=torch.long, device=target.device)
         self.written = torch.zeros(rows, dtype=torch.long, device=target.device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._pool = None
+        self._pool: Any = None
 
     def step(self, longest: int) -> None:
         """One token for every row with budget; `longest` bounds the committed rows."""

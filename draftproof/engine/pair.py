@@ -1,4 +1,4 @@
-"""A target and, maybe, a drafter by name, checked against each other and loaded; automatic choices carry their reason."""
+"""A target and, maybe, a drafter by name: checked against each other, then loaded. Automatic choices carry reasons."""
 
 from __future__ import annotations
 

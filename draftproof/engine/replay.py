@@ -1,7 +1,7 @@
 """Acceptance of a pair along a given text, without sampling: the oracle that says what acceptance a pair should have.
 
-The text plays the target's choices. Its features come from one causal pass of the target, then the drafter walks the text
-exactly as the loop would: draft at the anchor, count the leading drafts that equal the text, commit, move on.
+The text plays the target's choices. Its features come from one causal pass of the target, then the drafter walks the
+text exactly as the loop would: draft at the anchor, count the leading drafts that equal the text, commit, move on.
 """
 
 from __future__ import annotations
@@ -84,9 +84,7 @@ def _require_vocabulary(target: Target, texts: Sequence[Text]) -> None:
         )
     longest = max(len(t.ids) for t in texts)
     if limit is not None and longest > limit:
-        raise UserError(
-            "prompt-too-long", f"a text of {longest} tokens, the context is {limit}", "lower --max-tokens"
-        )
+        raise UserError("prompt-too-long", f"a text of {longest} tokens, the context is {limit}", "lower --max-tokens")
 
 
 def features_of(target: Target, ids: Sequence[int], taps: Sequence[int]) -> Tensor:

@@ -1,8 +1,8 @@
 """Attention over our cache, for our drafter and, through transformers' attention interface, for any target.
 
 A target's attention module calls `cached_attention` with its new keys and values; the cache plan of the forward comes
-along as the keyword `draftproof` of the model call, never as a global. Every keyword that would change the result and is
-not implemented here is refused by name: a soft cap or a sink that is dropped silently is the disease we diagnose.
+along as the keyword `draftproof` of the model call, never as a global. Every keyword that would change the result and
+is not implemented here is refused by name: a soft cap or a sink that is dropped silently is the disease we diagnose.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HARMLESS = frozenset(
 
 
 def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """softmax(q k^T * scale) v with grouped heads: q [R, H, N, d], k and v [R, KV, L, d], mask [R, 1, N, L] -> q's shape.
+    """softmax(q k^T * scale) v with grouped heads: q [R, H, N, d], k, v [R, KV, L, d], mask [R, 1, N, L] -> as q.
 
     The query heads of a group become rows of their key head, so no kernel has to repeat keys and values.
     """

@@ -105,20 +105,20 @@ class KVCache:
 class Plan:
     """One forward's addresses and masks, shared by all layers of the same window."""
 
-    def __init__(
-        self, cache: KVCache, slots: Slots, start: Tensor, depth: Tensor, visible: Tensor, reach: int
-    ) -> None:
+    def __init__(self, cache: KVCache, slots: Slots, start: Tensor, depth: Tensor, visible: Tensor, reach: int) -> None:
         self.cache, self.slots, self.start, self.visible, self.reach = cache, slots, start, visible, reach
         self.positions = start[:, None] + depth  # [R, N] absolute positions
         self._flat = start[:, None] + torch.arange(depth.shape[1], device=depth.device)
         self._ids = cache._ids(slots)[:, None]
         self._masks: dict[int | None, Tensor] = {}
+        self.written: set[int] = set()  # layers whose rows of this forward are in the cache
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Put the nodes' rows [R, kv_heads, N, head_dim] into the layer and return all rows to attend to."""
         keys, values, rows = self.cache.keys[layer], self.cache.values[layer], self._flat % self.cache.rows[layer]
         keys[self._ids, :, rows] = key.transpose(1, 2).to(keys.dtype)
         values[self._ids, :, rows] = value.transpose(1, 2).to(values.dtype)
+        self.written.add(layer)
         seen = slice(0, self._seen_rows(layer))
         return keys[self.slots, :, seen], values[self.slots, :, seen]
 

@@ -1,15 +1,16 @@
 """The DFlash drafter, top to bottom: one pass turns an anchor and mask tokens into a block of drafts.
 
-The target's tapped features become keys and values of every draft layer (`extend`, once per committed token, never rolled
-back). The block [anchor, mask, mask, ...] then attends to that context and to itself (`draft`); its own rows are staged
-behind the committed ones and never committed. Embedding and head are the target's. Method: Chen et al., "DFlash",
-arXiv 2602.06036; tensor names and layout are the authors' checkpoints'.
+The target's tapped features become keys and values of every draft layer (`extend`, once per committed token, never
+rolled back). The block [anchor, mask, mask, ...] then attends to that context and to itself (`draft`); its own rows
+are staged behind the committed ones and never committed. Embedding and head are the target's. Method: Chen et al.,
+"DFlash", arXiv 2602.06036; tensor names and layout are the authors' checkpoints'.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,10 @@ class DFlash(nn.Module):
         self.layers = nn.ModuleList(DFlashLayer(spec) for _ in range(spec.num_layers))
         self.norm = RMSNorm(spec.hidden_size, eps=spec.rms_norm_eps)
         self.rope = Rope(spec.rope)
+
+    @property
+    def blocks(self) -> list[DFlashLayer]:
+        return [cast(DFlashLayer, layer) for layer in self.layers]
 
     def project(self, features: Tensor) -> Tensor:
         """Tapped features [..., K * H_target] -> the context row c [..., H] that all layers share."""
@@ -122,6 +127,8 @@ class SwiGLU(nn.Module):
 class Rope(nn.Module):
     """Half-split rotation over the first `rotary_dim` of a head, angles in float32 whatever the weights are."""
 
+    inverse: Tensor
+
     def __init__(self, spec: RopeSpec) -> None:
         super().__init__()
         exponent = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float64) / spec.rotary_dim
@@ -190,7 +197,7 @@ class DFlashDrafter:
         plan = self.cache.plan(slots, depth, visible, reach)
         context = self.model.project(features)
         cos, sin = self.model.rope(plan.positions, context.dtype)
-        for index, layer in enumerate(self.model.layers):
+        for index, layer in enumerate(self.model.blocks):
             plan.write(index, *layer.context_kv(context, cos, sin))
         self.cache.commit(slots, counts)
 
@@ -200,12 +207,12 @@ class DFlashDrafter:
         assert self.cache is not None
         tokens = torch.cat([anchors[:, None], self._block.expand(anchors.shape[0], -1)], dim=1)
         plans = {
-            causal: self.cache.plan(slots, *self._block_shape(*tokens.shape, causal), reach)
+            causal: self.cache.plan(slots, *self._block_shape(tokens.shape[0], tokens.shape[1], causal), reach)
             for causal in {layer.causal for layer in self.spec.layers}
         }
         x = embed(tokens, self.target, self.spec)
         cos, sin = self.model.rope(next(iter(plans.values())).positions, x.dtype)
-        for index, (layer, kind) in enumerate(zip(self.model.layers, self.spec.layers, strict=True)):
+        for index, (layer, kind) in enumerate(zip(self.model.blocks, self.spec.layers, strict=True)):
             q, k, v = layer.block_qkv(x, cos, sin)
             keys, values = plans[kind.causal].write(index, k, v)
             attended = grouped_attention(q, keys, values, plans[kind.causal].mask(index), q.shape[-1] ** -0.5)
@@ -234,5 +241,3 @@ def head_logits(y: Tensor, target: Target, spec: DrafterSpec) -> Tensor:
     logits = F.linear(y, target.head.weight, getattr(target.head, "bias", None)) * spec.output_multiplier
     cap = spec.final_logit_softcapping
     return cap * torch.tanh(logits / cap) if cap else logits
-
-

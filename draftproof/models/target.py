@@ -1,7 +1,8 @@
 """A Hugging Face causal LM as target: the transformers module as it is, on our cache, with tapped features.
 
-forward -> logits of the rows asked for, and the residual stream after each tapped layer, captured by forward hooks. This
-file holds the only table from "after decoder layer i" to a hook; transformers' +1 shifted `hidden_states` is not used.
+forward -> logits of the rows asked for, and the residual stream after each tapped layer, captured by forward hooks.
+This file holds the only table from "after decoder layer i" to a hook; transformers' +1 shifted `hidden_states` is not
+used.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class TargetOut:
 class Target:
     """Wraps a loaded transformers model; `forward` is the only way through it."""
 
-    def __init__(self, model: nn.Module, spec: TargetSpec) -> None:
+    def __init__(self, model: Any, spec: TargetSpec) -> None:
         self.model, self.spec = model.eval().requires_grad_(False), spec
         self.layers: nn.ModuleList = decoder_of(model).layers
         self.final_norm: nn.Module = decoder_of(model).norm
-        self.embedding: nn.Module = model.get_input_embeddings()
-        self.head: nn.Module = model.get_output_embeddings()
+        self.embedding: Any = model.get_input_embeddings()
+        self.head: Any = model.get_output_embeddings()
         self.dtype: torch.dtype = self.embedding.weight.dtype
         self.device: torch.device = self.embedding.weight.device
         require_supported(spec, len(self.layers))
@@ -51,21 +52,25 @@ class Target:
     def load(cls, folder: str | Path, *, dtype: torch.dtype, device: str = "cpu") -> Target:
         """Load safetensors weights from a folder; refuse NaN weights and models that our attention gets wrong."""
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
         from draftproof.models.hub import check_weights
+
+        logging.disable_progress_bar()
 
         spec = read_target(folder)
         require_supported(spec, spec.num_layers)
         check_weights(Path(folder))
         attention.register()
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=attention.NAME,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
-        ).to(device)
+        )
+        model.to(device)
         require_finite(model, folder)
         target = cls(model, spec)
         target.self_check()
@@ -73,13 +78,9 @@ class Target:
 
     def new_cache(self, *, slots: int, capacity: int, chunk: int) -> KVCache:
         shapes = [LayerShape(self.spec.num_kv_heads, self.spec.head_dim, w) for w in layer_windows(self.spec)]
-        return KVCache(
-            shapes, slots=slots, capacity=capacity, chunk=chunk, dtype=self.dtype, device=self.device
-        )
+        return KVCache(shapes, slots=slots, capacity=capacity, chunk=chunk, dtype=self.dtype, device=self.device)
 
-    def forward(
-        self, tokens: Tensor, plan: Plan, *, taps: Sequence[Tap] = (), rows: int | Tensor = 0
-    ) -> TargetOut:
+    def forward(self, tokens: Tensor, plan: Plan, *, taps: Sequence[Tap] = (), rows: int | Tensor = 0) -> TargetOut:
         """Run N nodes a slot: tokens [R, N]. Keys and values stay uncommitted until the cache's `commit`.
 
         rows: 0 for logits of all nodes, k for the last k, a LongTensor for those columns.
@@ -91,6 +92,12 @@ class Target:
                 use_cache=False,
                 logits_to_keep=rows,
                 draftproof=plan,
+            )
+        if len(plan.written) != len(self.layers):
+            raise UserError(
+                "target-unsupported",
+                f"{self.spec.model_type}: {len(plan.written)} of {len(self.layers)} layers attended through our cache",
+                "the model does not use transformers' attention interface in every layer; it cannot run here",
             )
         features = torch.cat([tapped[i] for i in taps], dim=-1) if taps else None
         return TargetOut(out.logits, features)
@@ -134,7 +141,7 @@ class Target:
         if not error <= SELF_CHECK_LIMIT.get(self.dtype, 6e-2):
             raise UserError(
                 "target-mismatch",
-                f"{self.spec.model_type}: our attention differs from the model's own by {error:.2e} of the largest logit",
+                f"{self.spec.model_type}: our attention is {error:.2e} of the largest logit off the model's own",
                 "this model type needs a feature that is not implemented; please report it with its config.json",
             )
 
@@ -147,7 +154,7 @@ def causal_plan(cache: KVCache, slots: Any, rows: int, reach: int) -> Plan:
     return cache.plan(slots, order.expand(count, rows), visible, reach)
 
 
-def decoder_of(model: nn.Module) -> nn.Module:
+def decoder_of(model: Any) -> Any:
     """The module that owns `layers`, below a causal-LM head and possibly below a multimodal wrapper."""
     decoder = model.get_decoder()
     return decoder if hasattr(decoder, "layers") else decoder.language_model

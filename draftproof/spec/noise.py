@@ -1,9 +1,9 @@
 """Gumbel noise that is a function of (seed, choice, absolute position, token id) and nothing else.
 
-argmax(logp + gumbel) is one exact draw from softmax(logp). With the noise fixed per position, a text is a function of the
-target and the seed: no drafter, tree, batch or budget can change it. The hash is counter-based integer arithmetic that
-wraps the same way on every device; only the two logarithms at the end may differ by an ulp. The mixing functions are
-Wellons' lowbias32 (github.com/skeeto/hash-prospector) and Steele's splitmix64 finaliser.
+argmax(logp + gumbel) is one exact draw from softmax(logp). With the noise fixed per position, a text is a function of
+the target and the seed: no drafter, tree, batch or budget can change it. The hash is counter-based integer arithmetic
+that wraps the same way on every device; only the two logarithms at the end may differ by an ulp. The mixing functions
+are Wellons' lowbias32 (github.com/skeeto/hash-prospector) and Steele's splitmix64 finaliser.
 """
 
 from __future__ import annotations

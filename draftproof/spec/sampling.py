@@ -1,7 +1,7 @@
 """Logits processors, evaluated at every node of a tree, and the choice of one token a node.
 
-Order and meaning are transformers': repetition penalty, temperature, top-k, top-p, min-p. The penalty sees the committed
-text and the node's own ancestors, so a node's logits are those that plain decoding would have there.
+Order and meaning are transformers': repetition penalty, temperature, top-k, top-p, min-p. The penalty sees the
+committed text and the node's own ancestors, so a node's logits are those that plain decoding would have there.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def penalise(scores: Tensor, tree: Tree, seen: Tensor, penalty: Tensor) -> Tenso
 
 def keep_likely(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Set to -inf what top-k, then top-p, then min-p drop; at least one token stays."""
-    ordered, ids = scores.sort(-1, descending=True, stable=True)
+    ordered, ids = torch.sort(scores, dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)
     limit = torch.where(top_k > 0, top_k, scores.shape[-1])[:, None, None]
     # Ties with the k-th score stay, as in transformers.

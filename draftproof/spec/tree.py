@@ -1,7 +1,7 @@
 """The Tree record. Plain decoding is a tree of one node, a chain is a tree with one path; one verify path serves all.
 
-Nodes are in topological order (a parent stands before its children), node 0 is the root: the last emitted token, not yet
-run through the target. Padding nodes carry parent NO_PARENT, are seen by nobody and are never walked to.
+Nodes are in topological order (a parent stands before its children), node 0 is the root: the last emitted token, not
+yet run through the target. Padding nodes carry parent NO_PARENT, are seen by nobody and are never walked to.
 """
 
 from __future__ import annotations

@@ -35,8 +35,6 @@ def capture(target: Target, tokens: Tensor, taps: tuple[int, ...]) -> Captured:
 
 def label_rows(final: Tensor, anchors: Tensor, block: int) -> Tensor:
     """The head's input one position before each label: [S, A, B - 1, H]. Its distribution is the label's."""
-    rows = (anchors[:, :, None] + torch.arange(block - 1, device=anchors.device)).clamp(
-        max=final.shape[1] - 1
-    )
+    rows = (anchors[:, :, None] + torch.arange(block - 1, device=anchors.device)).clamp(max=final.shape[1] - 1)
     flat = rows.flatten(1)[:, :, None].expand(-1, -1, final.shape[-1])
     return final.gather(1, flat).unflatten(1, rows.shape[1:])

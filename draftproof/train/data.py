@@ -55,7 +55,7 @@ def read_prompts(path: str | Path, tokenizer: Any) -> list[list[int]]:
             ) from None
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         prompts.append(text)
-    return [ids for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
+    return list(tokenizer(prompts, add_special_tokens=False)["input_ids"])
 
 
 def chat_header(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -65,7 +65,8 @@ def chat_header(tokenizer: Any) -> tuple[list[int], list[int]]:
         [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
     )
     before, after = text.split(mark)
-    return tuple(tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))  # type: ignore[return-value]
+    encode = tokenizer(text=[before, after], add_special_tokens=False)["input_ids"]
+    return encode[0], encode[1]
 
 
 def keep(example: Example, data: Data) -> bool:

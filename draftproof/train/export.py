@@ -17,9 +17,7 @@ def drafter_config(shape: Shape, target: TargetSpec, intermediate: int) -> dict[
     """config.json of a drafter of this shape for this target. Every value that decides correctness is written out."""
     sliding = shape.layers - shape.full_layers
     if target.rope_base is None or target.max_positions is None:
-        raise UserError(
-            "bad-config", f"{target.path} names no rope base or context", "add them to its config.json"
-        )
+        raise UserError("bad-config", f"{target.path} names no rope base or context", "add them to its config.json")
     return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -61,8 +59,6 @@ def export(model: DFlash, folder: Path) -> None:
     from safetensors.torch import save_file
 
     part = folder / "model.safetensors.part"
-    tensors = {
-        name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in model.state_dict().items()
-    }
+    tensors = {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in model.state_dict().items()}
     save_file(tensors, part, metadata={"format": "pt"})
     part.replace(folder / "model.safetensors")

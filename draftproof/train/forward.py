@@ -1,8 +1,8 @@
 """The drafter's forward in training: all blocks of all anchors of a sequence in one pass.
 
 The same layer functions as in `models/dflash.py`; what differs is who sees whom. A block of anchor a sees the context
-strictly before a (the anchor's own feature does not exist yet when the drafter is served), within the layer's window, and
-itself; never another block.
+strictly before a (the anchor's own feature does not exist yet when the drafter is served), within the layer's window,
+and itself; never another block.
 """
 
 from __future__ import annotations
@@ -28,11 +28,8 @@ def block_rows(model: DFlash, target: Target, tokens: Tensor, features: Tensor, 
     where = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     cos_c, sin_c = model.rope(where, features.dtype)
     cos_b, sin_b = model.rope(positions, features.dtype)
-    masks = {
-        kind: training_mask(kind, anchors, positions, tokens.shape[1], spec.block_size)
-        for kind in spec.layers
-    }
-    for layer, kind in zip(model.layers, spec.layers, strict=True):
+    masks = {kind: training_mask(kind, anchors, positions, tokens.shape[1], spec.block_size) for kind in spec.layers}
+    for layer, kind in zip(model.blocks, spec.layers, strict=True):
         ck, cv = layer.context_kv(context, cos_c, sin_c)
         q, k, v = layer.block_qkv(x, cos_b, sin_b)
         keys, values = torch.cat([ck, k], dim=2), torch.cat([cv, v], dim=2)

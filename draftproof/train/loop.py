@@ -100,8 +100,8 @@ class Meter:
         self.stats.append(stats)
 
     def read(self) -> dict[str, Any]:
-        blocks = sum(s.blocks for s in self.stats)
-        rates = (sum(s.prefix for s in self.stats) / blocks).tolist()  # type: ignore[operator]
+        blocks = torch.stack([s.blocks for s in self.stats]).sum()
+        rates = (torch.stack([s.prefix for s in self.stats]).sum(0) / blocks).tolist()
         return {
             "loss": round(float(torch.stack(self.loss).mean()), 4),
             "expected": round(1 + sum(rates), 4),

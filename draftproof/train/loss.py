@@ -39,7 +39,7 @@ class BlockStats:
 
 def block_loss(rows: Tensor, labels: BlockLabels, head: Tensor, recipe: Loss) -> tuple[Tensor, BlockStats]:
     """rows [blocks, B - 1, H] -> scalar loss (mean over weights) and acceptance counts."""
-    loss, hits = _HeadLoss.apply(rows, labels, head, recipe)  # type: ignore[no-untyped-call]
+    loss, hits = _HeadLoss.apply(rows, labels, head, recipe)
     prefix = hits.int().cumprod(1)
     whole = labels.valid.all(1, keepdim=True)  # expected length is only defined on whole blocks
     return loss, BlockStats((hits & whole).sum(0), (prefix * whole).sum(0), whole.sum())
@@ -47,33 +47,31 @@ def block_loss(rows: Tensor, labels: BlockLabels, head: Tensor, recipe: Loss) ->
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, labels: BlockLabels, head: Tensor, recipe: Loss
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, rows: Tensor, labels: BlockLabels, head: Tensor, recipe: Loss) -> tuple[Tensor, Tensor]:
         blocks, depth, _ = rows.shape
         grad = torch.empty_like(rows)
         hits = torch.empty(blocks, depth, dtype=torch.bool, device=rows.device)
-        total, weight_sum = rows.new_zeros((), dtype=torch.float32), rows.new_zeros((), dtype=torch.float32)
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        total, weight_sum = rows.new_zeros((), dtype=wide), rows.new_zeros((), dtype=wide)
         size = max(1, CHUNK_ROWS // depth)
         for at in range(0, blocks, size):
             part = slice(at, at + size)
-            logits = (rows[part] @ head.T).float()
+            logits = rows[part] @ head.T
             ids, valid = labels.ids[part], labels.valid[part]
             hits[part] = (logits.argmax(-1) == ids) & valid
-            logp = logits.log_softmax(-1)
+            logp = logits.log_softmax(-1, dtype=wide)
             true = logp.gather(-1, ids[..., None])[..., 0]
             weight = block_weights(true, valid, recipe)
-            probs = logp.exp()
             if recipe.target == "kd":
-                teacher = ((labels.final[part] @ head.T).float() / recipe.temperature).softmax(-1)
+                teacher = ((labels.final[part] / recipe.temperature) @ head.T).softmax(-1, dtype=wide)
                 loss = -(teacher * logp).sum(-1)
-                probs -= teacher
+                slope = logp.exp_().sub_(teacher)
             else:
                 loss = -true
-                probs.scatter_add_(-1, ids[..., None], torch.full_like(true, -1.0)[..., None])
+                slope = logp.exp_().scatter_add_(-1, ids[..., None], torch.full_like(true, -1.0)[..., None])
             total += (loss * weight).sum()
             weight_sum += weight.sum()
-            grad[part] = (probs * weight[..., None]).to(rows.dtype) @ head
+            grad[part] = slope.mul_(weight[..., None]).to(rows.dtype) @ head
         scale = weight_sum.clamp(min=1e-6)
         ctx.save_for_backward(grad / scale.to(grad.dtype))
         ctx.mark_non_differentiable(hits)

@@ -1,7 +1,7 @@
 """Trained acceptance = served acceptance: the same walk, once with drafts of the training forward, once as served.
 
-The training forward drafts at every anchor of a text in one masked pass; `engine/replay.py` drafts anchor by anchor on the
-cache. If the two disagree, what was trained is not what is served.
+The training forward drafts at every anchor of a text in one masked pass; `engine/replay.py` drafts anchor by anchor
+on the cache. If the two disagree, what was trained is not what is served.
 """
 
 from __future__ import annotations

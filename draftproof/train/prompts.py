@@ -112,10 +112,7 @@ def _reasoning_gym(rng: Random) -> Iterator[str]:
     size = 200
     for _ in numbers():
         batches = [
-            [
-                row["question"]
-                for row in reasoning_gym.create_dataset(name, size=size, seed=rng.getrandbits(31))
-            ]
+            [row["question"] for row in reasoning_gym.create_dataset(name, size=size, seed=rng.getrandbits(31))]
             for name in GENERATORS
         ]
         for questions in zip(*batches, strict=True):

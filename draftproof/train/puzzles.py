@@ -36,10 +36,8 @@ WORD_PROBLEMS = (
     "at six. Starting full, how much is in it after two days?",
     "{x} cycles {m} kilometres in {s} hours. At the same speed, how long does a trip of {b} kilometres take?",
     "{x} has {m} {t} and {y} has {n} more than twice as many. How many {t} do they have together?",
-    "On {day} the {place} had {b} visitors. The next day there were {p}% more. How many came on both "
-    "days together?",
-    "A rectangle is {m} metres long and {s} metres narrower than it is long. What are its area and "
-    "perimeter?",
+    "On {day} the {place} had {b} visitors. The next day there were {p}% more. How many came on both days together?",
+    "A rectangle is {m} metres long and {s} metres narrower than it is long. What are its area and perimeter?",
     "{x} reads {m} pages on {day} and each following day {s} pages more than on the day before. How "
     "many pages is that in a week?",
     "Three friends share {b} {t} in the ratio {s}:{r}:1. How many does each of them get?",
@@ -50,8 +48,7 @@ WORD_PROBLEMS = (
     "{x} is {m} years old. In {s} years {x} will be twice as old as {y} is then. How old is {y} now?",
     "Two trains are {b} kilometres apart and move towards each other at {m} and {n} kilometres an "
     "hour. When do they meet?",
-    "The {place} ordered {s} crates with {m} {t} each. {r} {t} in each crate were broken. How many "
-    "whole {t} arrived?",
+    "The {place} ordered {s} crates with {m} {t} each. {r} {t} in each crate were broken. How many whole {t} arrived?",
     "The mean of {s} numbers is {m}. One more number, {n}, is added. What is the new mean?",
     "A shirt costs ${b}. Its price first rises by {p}% and then falls by {p}%. What does it cost in the end?",
     "{x} plants {s} rows of {m} tulips. {p}% of them do not come up. How many flowers bloom?",
@@ -60,26 +57,22 @@ WORD_PROBLEMS = (
     "{x} walks {s} kilometres to the {place}, waits {m} minutes and takes a bus for {n} minutes. "
     "Walking one kilometre takes 12 minutes. How long is the whole way?",
     "A jar holds {m} red, {n} blue and {s} green marbles. What is the probability of drawing a blue one?",
-    "{x} and {y} paint a fence. Alone {x} needs {s} hours and {y} needs {r} hours. How long do they "
-    "need together?",
+    "{x} and {y} paint a fence. Alone {x} needs {s} hours and {y} needs {r} hours. How long do they need together?",
     "{x} has ${b}. A third is spent on {t}, then ${m} on {u}. How much money is left?",
     "The sum of two numbers is {b} and their difference is {m}. What are the numbers?",
     "A printer makes {m} pages a minute. {x} prints {b} pages, but has to wait {s} minutes for new "
     "paper halfway. How long does it take in all?",
     "In a class of {m} pupils, {s} play chess, {r} play the piano and 2 do both. How many do neither?",
     "{x} buys {s} packs of {t} for ${d} each and sells each pack for ${e}. What is the profit, or the loss?",
-    "A clock loses {s} minutes a day. It is set right on {day} at noon. What does it show after {m} "
-    "days at noon?",
+    "A clock loses {s} minutes a day. It is set right on {day} at noon. What does it show after {m} days at noon?",
     "If {s} machines make {b} {t} in an hour, how many {t} do {r} machines make in {m} hours?",
     "{x} runs every day, {s} kilometres on workdays and {m} kilometres on each day of the weekend. How "
     "far is that in four weeks?",
     "A square garden has a fence of {b} metres around it. What is its area?",
     "{x} scored {m}, {n} and {b} points in three games. How many points are needed in the fourth game "
     "for a mean of 80?",
-    "From {b} {t}, {x} gives {p}% to {y}, and {y} gives a quarter of those to a friend. How many does "
-    "{y} keep?",
-    "A car uses {s} litres of fuel for 100 kilometres, and a litre costs $2. What does a trip of {b} "
-    "kilometres cost?",
+    "From {b} {t}, {x} gives {p}% to {y}, and {y} gives a quarter of those to a friend. How many does {y} keep?",
+    "A car uses {s} litres of fuel for 100 kilometres, and a litre costs $2. What does a trip of {b} kilometres cost?",
     "Today is {day}. Which day of the week will it be in {b} days?",
 )
 
@@ -102,8 +95,7 @@ RECORDS = (
     "keeps the key, and {y} counts the {t}. Question: who counts the {t}?",
     'Is the following review positive or negative, and why? "I ordered {m} {t} for ${b} at the '
     '{place}. {s} of them were broken, but {x} replaced them within a day."',
-    "Rewrite this note as a polite email: {x}, need {m} {t} by {day}, {y} says the {place} only has "
-    "{s}, please call.",
+    "Rewrite this note as a polite email: {x}, need {m} {t} by {day}, {y} says the {place} only has {s}, please call.",
     "Sort these by number, largest first, and give the total: {x} {m}, {y} {n}, {z} {b}.",
     "Summarise in one sentence: {x} and {y} opened a stall near the {place}. In the first week they "
     "sold {m} {t}, in the second {b}. {z} now helps them on {day}s, and they plan to sell {u} as well.",
@@ -113,20 +105,16 @@ RECORDS = (
 
 LOGIC = (
     "{x} is taller than {y}, and {y} is taller than {z}. Who is the shortest? Explain.",
-    "All {t} in the {place} are old. Some old things are valuable. Does it follow that some of the {t} "
-    "are valuable?",
+    "All {t} in the {place} are old. Some old things are valuable. Does it follow that some of the {t} are valuable?",
     "{x}, {y} and {z} sit in a row. {x} is not next to {z}. Who sits in the middle?",
     "{x} says that {y} lies. {y} says that {x} and {z} both lie. Exactly one of the three tells the "
     "truth. Who could it be?",
-    "If it rains on {day}, the {place} stays shut. The {place} was open on {day}. What follows about "
-    "the rain?",
-    "You have a {s}-litre and a {r}-litre jug and a tap. Which whole numbers of litres can you "
-    "measure? Explain.",
+    "If it rains on {day}, the {place} stays shut. The {place} was open on {day}. What follows about the rain?",
+    "You have a {s}-litre and a {r}-litre jug and a tap. Which whole numbers of litres can you measure? Explain.",
     "A drawer holds {m} black and {n} white socks. How many must {x} take in the dark to be sure of a pair?",
     "{x} finished before {y} but after {z}. Somebody finished after {y}. Give the order of all of them.",
     "Which of these does not belong: {t}, {u}, the colour blue, {v}? Give your reason.",
-    "How many times do the hands of a clock overlap between {s} in the morning and {s} in the evening? "
-    "Explain.",
+    "How many times do the hands of a clock overlap between {s} in the morning and {s} in the evening? Explain.",
 )
 
 
@@ -214,6 +202,4 @@ def small_function(rng: Random) -> str:
     """A coding task over a list of numbers, with parts drawn from `rng`."""
     (pick, words), (doing, kind, what) = rng.choice(PICKS), rng.choice(DOINGS)
     sentence = fill(what.format(pick=words), rng)
-    return rng.choice(ASKS).format(
-        name=f"{doing}_{pick}", kind=kind, what=sentence, language=rng.choice(LANGUAGES)
-    )
+    return rng.choice(ASKS).format(name=f"{doing}_{pick}", kind=kind, what=sentence, language=rng.choice(LANGUAGES))

@@ -88,6 +88,4 @@ def load_recipe(path: str | Path) -> Recipe:
         return Recipe.model_validate(raw)
     except ValidationError as error:
         lines = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise UserError(
-            "bad-config", f"{path}: {lines}", "see draftproof/train/recipe.py for every field"
-        ) from None
+        raise UserError("bad-config", f"{path}: {lines}", "see draftproof/train/recipe.py for every field") from None

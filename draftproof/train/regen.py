@@ -30,9 +30,7 @@ class Job:
 class Writer:
     """`slots` jobs in flight; a finished row is refilled with the next job."""
 
-    def __init__(
-        self, target: Target, *, slots: int, max_prompt: int, max_tokens: int, stops: Sequence[int]
-    ) -> None:
+    def __init__(self, target: Target, *, slots: int, max_prompt: int, max_tokens: int, stops: Sequence[int]) -> None:
         self.target, self.slots, self.max_prompt = target, slots, max_prompt
         device = target.device
         self.cache = target.new_cache(slots=slots, capacity=max_prompt + max_tokens, chunk=max_prompt)
@@ -54,7 +52,8 @@ class Writer:
         report: Callable[[int, int], None] | None = None,
     ) -> Iterator[tuple[Job, list[int]]]:
         """Yield (job, response ids) as rows finish; stop taking new jobs after `seconds`."""
-        queue, rows = iter(jobs), [None] * self.slots  # type: list[Job | None]
+        queue: Iterator[Job] = iter(jobs)
+        rows: list[Job | None] = [None] * self.slots
         lengths, begun, tokens = [0] * self.slots, time.monotonic(), 0
         while True:
             free = [i for i, row in enumerate(rows) if row is None]

@@ -1,9 +1,9 @@
 """A whole training run in one folder, stage by stage; a stage that is done is not done again.
 
-    out/texts.safetensors     what the target wrote
-    out/run.pt  out/log.jsonl the run so far
-    out/drafter/              the exported drafter (out/drafter-25, out/drafter-50 on the way)
-    out/provenance.json       command, versions, hardware, data, acceptance
+out/texts.safetensors     what the target wrote
+out/run.pt  out/log.jsonl the run so far
+out/drafter/              the exported drafter (out/drafter-25, out/drafter-50 on the way)
+out/provenance.json       command, versions, hardware, data, acceptance
 """
 
 from __future__ import annotations

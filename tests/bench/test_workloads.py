@@ -32,9 +32,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         with zipfile.ZipFile(wheel, "w") as archive:
             for name, workload in workloads.WORKLOADS.items():
                 text = "".join(json.dumps(ROWS[name], ensure_ascii=False) + "\n" for _ in range(2)).encode()
-                archive.writestr(
-                    workload.member, gzip.compress(text) if workload.member.endswith(".gz") else text
-                )
+                archive.writestr(workload.member, gzip.compress(text) if workload.member.endswith(".gz") else text)
         return wheel
 
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path / "cache"))
@@ -43,9 +41,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
-def test_a_set_is_fetched_once_and_the_wheel_is_not_kept(
-    name: str, fetched: list[str], tmp_path: Path
-) -> None:
+def test_a_set_is_fetched_once_and_the_wheel_is_not_kept(name: str, fetched: list[str], tmp_path: Path) -> None:
     assert len(workloads.load_workload(name)) == 2
     assert len(workloads.load_workload(name, 1)) == 1
     assert fetched == [workloads.WORKLOADS[name].project]
@@ -54,9 +50,7 @@ def test_a_set_is_fetched_once_and_the_wheel_is_not_kept(
 
 def test_what_the_prompts_say(fetched: list[str]) -> None:
     first = {name: workloads.load_workload(name, 1)[0] for name in workloads.WORKLOADS}
-    assert first["mtbench"] == workloads.Prompt(
-        "81", [{"role": "user", "content": "first\u2028turn"}], "writing"
-    )
+    assert first["mtbench"] == workloads.Prompt("81", [{"role": "user", "content": "first\u2028turn"}], "writing")
     assert first["gsm8k"].messages[0]["content"] == "How many?"
     assert first["arena-hard"].category == "hard_prompt"
     assert first["humaneval"].messages[0]["content"] == (

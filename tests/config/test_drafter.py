@@ -225,9 +225,7 @@ def test_one_wrong_letter_is_caught(key: str, place: float, letter: str, how: st
     assert [written for written, _ in misspelt([wrong], TOP | DFLASH)] == [wrong]
 
 
-@pytest.mark.parametrize(
-    "key", ["transformers_version", "num_experts", "v_head_dim", "my_own_remark", "eos_token_id"]
-)
+@pytest.mark.parametrize("key", ["transformers_version", "num_experts", "v_head_dim", "my_own_remark", "eos_token_id"])
 def test_foreign_keys_are_not_misspelt(write: Write, key: str) -> None:
     read_drafter(write(edited(PLAIN, **{key: 1})))
 

@@ -123,9 +123,7 @@ def test_usual_taps(layers: int, count: int, start: int, taps: str) -> None:
 # The tokenizer's word on the mask id
 
 
-def tokenizer(
-    folder: Path, tokens: dict[str, int], added: list[dict[str, Any]], eos: object = "<eos>"
-) -> Path:
+def tokenizer(folder: Path, tokens: dict[str, int], added: list[dict[str, Any]], eos: object = "<eos>") -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": added, "model": {"vocab": tokens}}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
@@ -162,14 +160,10 @@ def test_check_pair_reads_the_targets_tokenizer(write: Callable[..., Path]) -> N
     tokenizer(folder, {"word": 151669}, [])
     assert "mask-id-in-use" in found(check_pair(DRAFTER, TARGET, target_path=folder))
     assert "mask-id-in-use" in found(check_pair(DRAFTER, TARGET, target_path=folder / "config.json"))
-    assert "mask-id-in-use" not in found(
-        check_pair(replace(DRAFTER, mask_token_id=3), TARGET, target_path=folder)
-    )
+    assert "mask-id-in-use" not in found(check_pair(replace(DRAFTER, mask_token_id=3), TARGET, target_path=folder))
 
 
-@pytest.mark.skipif(
-    not YARDSTICK.is_dir(), reason="../shared/data with the yardstick drafter is not on this machine"
-)
+@pytest.mark.skipif(not YARDSTICK.is_dir(), reason="../shared/data with the yardstick drafter is not on this machine")
 def test_the_yardstick_pairs_with_its_target() -> None:
     drafter: DrafterSpec = read_drafter(YARDSTICK)
     target: TargetSpec = read_target(TARGETS / "SmolLM2-135M-Instruct")

@@ -32,9 +32,7 @@ def differences(findings: list[Finding]) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("with_target", [False, True])
-@pytest.mark.parametrize(
-    "name", ["Qwen3.6-27B-DFlash", "qwen3.6-27b-dflash", "Qwen3.6-27B-DFlash-guessed", "mine"]
-)
+@pytest.mark.parametrize("name", ["Qwen3.6-27B-DFlash", "qwen3.6-27b-dflash", "Qwen3.6-27B-DFlash-guessed", "mine"])
 def test_the_guessed_config_has_three_faults(write: Write, name: str, with_target: bool) -> None:
     target = read_target(TARGETS / "Qwen3.6-27B") if with_target else None
     findings = compare_published(read_drafter(write(GUESSED, name)), target)
@@ -59,9 +57,7 @@ def test_a_guess_that_lost_its_window_too_is_still_told_of_the_other_candidate(w
     raw = edited(GUESSED, sliding_window=..., use_sliding_window=...)
     findings = compare_published(read_drafter(write(raw, "mine")))
     assert set(differences(findings)) == {"mask_token_id", "target_layer_ids"}
-    (layers,) = [
-        f for f in findings if f.code == "published-ambiguous" and f.message.startswith("layer_types")
-    ]
+    (layers,) = [f for f in findings if f.code == "published-ambiguous" and f.message.startswith("layer_types")]
     assert "Qwen3.6-27B-DFlash: 4S+1F" in layers.expected
     named = compare_published(read_drafter(write(raw, "mine")), read_target(TARGETS / "Qwen3.6-27B"))
     assert set(differences(named)) == {*FAULTS, "sliding_window"}
@@ -105,9 +101,7 @@ EDITS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "field"), EDITS, ids=str)
-def test_one_edited_field_is_the_one_that_is_reported(
-    write: Write, changes: dict[str, Any], field: str
-) -> None:
+def test_one_edited_field_is_the_one_that_is_reported(write: Write, changes: dict[str, Any], field: str) -> None:
     findings = compare_published(read_drafter(write(edited(GENUINE, **changes), "Qwen3.6-27B-DFlash")))
     assert set(differences(findings)) == ({field} if field else set())
 

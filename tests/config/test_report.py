@@ -74,9 +74,7 @@ def test_remote_code_is_named_and_not_run(write: Callable[..., Path]) -> None:
 
 
 def test_no_torch() -> None:
-    modules = sorted(
-        p.stem for p in Path(inspect.__code__.co_filename).parent.glob("*.py") if p.stem != "__init__"
-    )
+    modules = sorted(p.stem for p in Path(inspect.__code__.co_filename).parent.glob("*.py") if p.stem != "__init__")
     code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module('draftproof.config.' + m)\n"
     code += "print([m for m in ('torch', 'transformers', 'numpy', 'safetensors') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

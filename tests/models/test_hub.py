@@ -92,9 +92,7 @@ def test_a_hub_id_from_the_hubs_cache(tmp_path: Path) -> None:
     assert done.stdout.strip() == f"{snapshot} {{'a': ('F32', (1,))}}", done.stderr
 
 
-def test_nothing_is_fetched_when_the_converter_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_fetched_when_the_converter_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path))
     monkeypatch.setattr(hub, "find_spec", lambda name: None if name == "gguf" else object())
     with pytest.raises(UserError) as caught:
@@ -202,9 +200,7 @@ def test_no_weights(model: Path) -> None:
 
 
 def test_rows_are_quantised_within_half_a_step() -> None:
-    weight = (
-        torch.randn(64, 200, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 2, 64)[:, None]
-    )
+    weight = torch.randn(64, 200, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 2, 64)[:, None]
     weight[3] = 0
     quantised, scales = pack.quantise_rows(weight)
     restored = quantised.float() * scales[:, None]

@@ -13,9 +13,7 @@ import pytest
 from draftproof.errors import UserError
 from draftproof.train import docstrings, prompts, puzzles
 
-needs_gym = pytest.mark.skipif(
-    find_spec("reasoning_gym") is None, reason="reasoning-gym is in the train extra"
-)
+needs_gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is in the train extra")
 
 SOURCE = '''
 import os
@@ -66,9 +64,7 @@ def test_shares_and_seed(quick: None) -> None:
     rows = prompts.build_prompts(200, 7)
     assert rows == prompts.build_prompts(200, 7)
     assert rows != prompts.build_prompts(200, 8)
-    assert Counter(row["source"] for row in rows) == {
-        name: 200 * share for name, share in prompts.MIX.items()
-    }
+    assert Counter(row["source"] for row in rows) == {name: 200 * share for name, share in prompts.MIX.items()}
     texts = [row["messages"][0]["content"] for row in rows]
     assert len(set(texts)) == 200
     assert max(map(prompts.rough_tokens, texts)) <= prompts.MAX_TOKENS

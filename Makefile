@@ -1,0 +1,50 @@
+# Everything runs in .venv, which the first target makes. torch comes first and by pip: uv does not look at a wheel on
+# this disk and would fetch a CUDA build of several gigabytes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PROMPT ?= Explain why the sky is blue.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: run test lint test-real bench clean docs
+
+run: $(READY)
+	@$(BIN)/draftproof run "$(PROMPT)" --max-tokens 160 --stats --compare
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not real and not gpu"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The real pair: yardstick, lossless, the authors' own loop. DRAFTPROOF_FULL=1 runs every planted fault.
+test-real: $(READY)
+	$(BIN)/python -m pip install -q --no-deps dflash==0.1.0
+	$(BIN)/python -m pytest -m real --durations=10
+
+bench: $(READY)
+	OMP_NUM_THREADS=2 $(BIN)/draftproof bench
+
+# docs/errors.md from draftproof/errors.py
+docs: $(READY)
+	$(BIN)/python -m draftproof.docs
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q "$$(grep '^torch==' constraints.txt)" numpy -c constraints.txt
+	@$(BIN)/python -c "import os, torch; \
+	cuda = torch.version.cuda is not None and not os.path.exists('/dev/nvidia0') and not torch.cuda.is_available(); \
+	raise SystemExit('a CUDA build of torch was installed on a machine without a GPU: remove .venv and install a CPU build first, https://pytorch.org/get-started/locally' if cuda else 0)"
+	@if command -v uv >/dev/null; then \
+	  uv pip install -q --python $(BIN)/python -c constraints.txt -e ".[engine,dev]"; \
+	else \
+	  $(BIN)/python -m pip install -q -c constraints.txt -e ".[engine,dev]"; \
+	fi
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,140 @@
+"""`draftproof run`: one prompt answered on the terminal, with what was drafted and accepted."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from draftproof.engine.acceptance import Acceptance, TextAcceptance
+from draftproof.engine.engine import Engine
+from draftproof.engine.pair import Pair, load_pair
+from draftproof.engine.request import Request, SamplingParams, StepResult
+from draftproof.engine.text import Piece, TextStream, encode_chat, encode_raw
+from draftproof.errors import UserError
+
+DRAFTED = "bold green"  # accepted draft tokens; the target's own stay plain
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to answer, with which pair, and when to stop."""
+
+    prompt: str
+    target: str
+    drafter: str | None
+    sampling: SamplingParams
+    max_tokens: int
+    stops: tuple[str, ...] = ()
+    raw: bool = False
+
+
+@dataclass
+class Answer:
+    """One finished generation. seconds covers prefill and decoding."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    accepted: TextAcceptance = field(default_factory=TextAcceptance)
+    finish: str = ""
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return len(self.tokens) / self.seconds
+
+
+def answer(ask: Ask, *, device: str, dtype: str, compare: bool, stats: bool, as_json: bool) -> None:
+    """Load, generate and print; with `compare` the same prompt again without the drafter."""
+    Request([0], ask.max_tokens, ask.sampling)  # refuse bad options before anything is loaded
+    if not ask.prompt.strip():
+        raise UserError("prompt-empty", "the prompt is empty", "give at least one word")
+    pair = load_pair(ask.target, ask.drafter, dtype=dtype, device=device)
+    encode = encode_raw(pair.tokenizer, ask.prompt) if ask.raw else _chat(pair, ask.prompt)
+    sampling = ask.sampling.seeded()
+    request = Request(encode, ask.max_tokens, sampling, (pair.tokenizer.eos_token_id,))
+    out = Console(highlight=False, soft_wrap=True)
+    show = (lambda _: None) if as_json else _printer(out)
+    answered = generate(pair, request, ask.stops, show)
+    plain = generate(replace(pair, drafter=None), request, ask.stops, lambda _: None) if compare else None
+    if as_json:
+        print(json.dumps(_report(pair, sampling, answered, plain), indent=2))
+        return
+    out.print()
+    if stats or compare or sys.stdout.isatty():
+        _print_stats(Console(stderr=True, highlight=False), pair, sampling, answered, plain)
+
+
+def generate(pair: Pair, request: Request, stops: tuple[str, ...], show: Callable[[Piece], None]) -> Answer:
+    """Decode one request; pieces of text go to `show` as they come."""
+    engine = Engine(pair.target, pair.drafter, context=len(request.prompt_ids) + request.max_tokens)
+    result, stream = Answer(), TextStream(pair.tokenizer, stops)
+    begun = time.perf_counter()
+    for step in engine.generate([request]):
+        _count(result, step)
+        for piece in stream.feed(step):
+            result.text += piece.text
+            show(piece)
+        if stream.stopped:
+            result.finish = "stop string"
+            break
+    result.seconds = time.perf_counter() - begun
+    return result
+
+
+def _count(result: Answer, step: StepResult) -> None:
+    result.tokens += step.tokens
+    if not step.prefill:
+        result.accepted.accepted.append(len(step.tokens) - 1)
+    result.finish = step.finish or result.finish
+
+
+def _chat(pair: Pair, prompt: str) -> list[int]:
+    return encode_chat(pair.tokenizer, [{"role": "user", "content": prompt}])
+
+
+def _printer(out: Console) -> Callable[[Piece], None]:
+    def show(piece: Piece) -> None:
+        out.print(Text(piece.text, style=DRAFTED if piece.drafted else ""), end="")
+        out.file.flush()
+
+    return show
+
+
+def _report(pair: Pair, sampling: SamplingParams, answered: Answer, plain: Answer | None) -> dict[str, Any]:
+    report: dict[str, Any] = {
+        "text": answered.text,
+        "tokens": len(answered.tokens),
+        "finish": answered.finish,
+        "seed": sampling.seed,
+        "seconds": answered.seconds,
+        "tokens_per_second": answered.rate,
+        "device": {"value": pair.device.value, "reason": pair.device.reason},
+        "dtype": {"value": pair.dtype.value, "reason": pair.dtype.reason},
+    }
+    if pair.drafter:
+        acceptance = Acceptance([answered.accepted], pair.drafter.depth).as_dict()
+        report["acceptance"] = {k: v for k, v in acceptance.items() if k not in ("texts", "tau_95")}
+    if plain:
+        report["plain"] = {"tokens_per_second": plain.rate, "same_tokens": plain.tokens == answered.tokens}
+        report["ratio"] = answered.rate / plain.rate
+    return report
+
+
+def _print_stats(err: Console, pair: Pair, sampling: SamplingParams, answered: Answer, plain: Answer | None) -> None:
+    seed = f", seed {sampling.seed}" if sampling.temperature else ""
+    err.print(f"{len(answered.tokens)} tokens in {answered.seconds:.1f} s: {answered.rate:.1f} tokens/s{seed}")
+    if pair.drafter:
+        a = Acceptance([answered.accepted], pair.drafter.depth)
+        err.print(f"tau {a.tau:.2f}: {a.emitted - a.steps} of {a.emitted} tokens were accepted drafts, {a.steps} steps")
+        err.print("accepted at least 1, 2, ... drafts: " + " ".join(f"{r:.2f}" for r in a.per_position))
+    if plain:
+        same = "the same tokens" if plain.tokens == answered.tokens else "other tokens (rounding; see lossless)"
+        err.print(f"without drafter: {plain.rate:.1f} tokens/s, {same}; ratio {answered.rate / plain.rate:.2f}")
+    err.print(f"device {pair.device.value} ({pair.device.reason}); dtype {pair.dtype.value} ({pair.dtype.reason})")

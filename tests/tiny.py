@@ -1,0 +1,168 @@
+"""Tiny random models for fast tests: targets of every supported kind, a DFlash drafter, and a drafter that is often
+right.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftproof.config.drafter import DrafterSpec, read_drafter
+from draftproof.config.target import read_target
+from draftproof.models import attention
+from draftproof.models.cache import KVCache, Slots
+from draftproof.models.dflash import DFlash, DFlashDrafter, DraftDist
+from draftproof.models.target import Target
+
+VOCAB, HIDDEN, LAYERS = 64, 32, 6
+KINDS = ("llama", "qwen2", "qwen3", "gemma3")
+
+
+def target_config(kind: str) -> Any:
+    """A transformers config: 4 query heads, 2 key heads; qwen2 and gemma3 with sliding layers of window 8."""
+    import transformers as hf
+
+    common: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.4,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    if kind == "llama":
+        return hf.LlamaConfig(**common, head_dim=8)
+    if kind == "qwen2":
+        return hf.Qwen2Config(**common, use_sliding_window=True, sliding_window=8, max_window_layers=3)
+    if kind == "qwen3":
+        return hf.Qwen3Config(**common, head_dim=16)
+    if kind == "gemma3":
+        return hf.Gemma3TextConfig(
+            **common, head_dim=8, sliding_window=8, query_pre_attn_scalar=8,
+            layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
+        )  # fmt: skip
+    raise ValueError(kind)
+
+
+@cache
+def target_folder(kind: str = "llama", seed: int = 0) -> Path:
+    """A saved checkpoint (float32 safetensors and config.json), made once per test process."""
+    import transformers as hf
+
+    torch.manual_seed(seed)
+    folder = Path(tempfile.mkdtemp(prefix=f"draftproof-tiny-{kind}-"))
+    hf.AutoModelForCausalLM.from_config(target_config(kind)).save_pretrained(folder)
+    return folder
+
+
+@cache
+def target(kind: str = "llama", dtype: torch.dtype = torch.float64, seed: int = 0) -> Target:
+    return Target.load(target_folder(kind, seed), dtype=dtype)
+
+
+@cache
+def plain_model(kind: str = "llama", dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+    """The same weights as a plain transformers model with its own sdpa attention."""
+    import transformers as hf
+
+    return hf.AutoModelForCausalLM.from_pretrained(
+        target_folder(kind, seed), dtype=dtype, attn_implementation="sdpa"
+    ).eval()
+
+
+def drafter_config(**changes: Any) -> dict[str, Any]:
+    """z-lab config of a drafter for a tiny target: 2 sliding layers (window 6) and 1 full, block 4, taps 0 2 4."""
+    nested = {"mask_token_id": 3, "target_layer_ids": [0, 2, 4]} | changes.pop("dflash_config", {})
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCAB,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 512,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 6,
+        "use_sliding_window": True,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "block_size": 4,
+        "num_target_layers": LAYERS,
+        "is_causal": False,
+        "dflash_config": nested,
+    }
+    return config | changes
+
+
+def drafter_spec(**changes: Any) -> DrafterSpec:
+    folder = Path(tempfile.mkdtemp(prefix="draftproof-tiny-drafter-"))
+    (folder / "config.json").write_text(json.dumps(drafter_config(**changes)))
+    return read_drafter(folder)
+
+
+def drafter(owner: Target, *, seed: int = 1, **changes: Any) -> DFlashDrafter:
+    """A DFlash drafter with random weights: it runs every code path, its drafts are rarely right."""
+    model = DFlash(drafter_spec(**changes))
+    draw = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        noise = torch.randn(weight.shape, generator=draw) * 0.3
+        weight.data.copy_(1 + noise if weight.ndim == 1 else noise)
+    return DFlashDrafter(model.to(owner.dtype), owner)
+
+
+class KnowingDrafter:
+    """Drafts a known text and errs at a given rate, so that steps accept anything from none to all of a block.
+
+    It keeps the text's position by counting committed rows, exactly as a real drafter's cache does.
+    """
+
+    def __init__(
+        self, owner: Target, texts: list[list[int]], *, depth: int = 3, wrong: float = 0.3, seed: int = 0
+    ) -> None:
+        self.taps: tuple[int, ...] = (1, 3)
+        self.depth, self.owner, self.texts, self.wrong = depth, owner, texts, wrong
+        self.draw = torch.Generator().manual_seed(seed)
+        self.cache: KVCache | None = None
+        self.lengths = torch.zeros(0, dtype=torch.long)
+
+    def allocate(self, *, slots: int, capacity: int, chunk: int) -> None:
+        self.lengths = torch.zeros(slots, dtype=torch.long)
+
+    def extend(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None:
+        self.lengths[slots] += counts
+
+    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1) -> DraftDist:
+        rows = range(len(self.texts))[slots] if isinstance(slots, slice) else slots.tolist()
+        ids = torch.zeros(len(anchors), self.depth, width, dtype=torch.long)
+        for i, row in enumerate(rows):
+            at = int(self.lengths[row]) + 1
+            known = (self.texts[row][at : at + self.depth] + [0] * self.depth)[: self.depth]
+            ids[i, :, 0] = torch.tensor(known)
+        flip = torch.rand(ids.shape, generator=self.draw) < self.wrong
+        return DraftDist(torch.where(flip, (ids + 5) % VOCAB, ids), torch.zeros(ids.shape))
+
+    def drop(self, slots: Slots) -> None:
+        self.lengths[slots] = 0
+
+
+__all__ = [
+    "HIDDEN", "KINDS", "LAYERS", "VOCAB", "KnowingDrafter", "attention", "drafter", "drafter_config", "drafter_spec",
+    "plain_model", "target", "target_config", "target_folder",
+]  # fmt: skip
