@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from draftproof.config.drafter import DrafterSpec, read_drafter
-from draftproof.config.target import read_target
-from draftproof.models import attention
 from draftproof.models.cache import KVCache, Slots
 from draftproof.models.dflash import DFlash, DFlashDrafter, DraftDist
 from draftproof.models.target import Target
@@ -63,7 +61,22 @@ def target_folder(kind: str = "llama", seed: int = 0) -> Path:
     torch.manual_seed(seed)
     folder = Path(tempfile.mkdtemp(prefix=f"draftproof-tiny-{kind}-"))
     hf.AutoModelForCausalLM.from_config(target_config(kind)).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
     return folder
+
+
+def tokenizer() -> Any:
+    """Words w4 ... w63 and the special tokens; no chat template, so prompts are taken as they stand."""
+    import transformers as hf
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    special = ["<pad>", "<bos>", "<eos>", "<mask>"]
+    words = {word: i for i, word in enumerate([*special, *(f"w{i}" for i in range(4, VOCAB))])}
+    raw = Tokenizer(models.WordLevel(words, unk_token="w4"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", mask_token="<mask>"
+    )
 
 
 @cache
@@ -127,6 +140,16 @@ def drafter(owner: Target, *, seed: int = 1, **changes: Any) -> DFlashDrafter:
     return DFlashDrafter(model.to(owner.dtype), owner)
 
 
+def drafter_folder(folder: Path, **changes: Any) -> Path:
+    """A saved z-lab checkpoint with random weights."""
+    from draftproof.train.export import export
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(drafter_config(**changes)))
+    export(drafter(target("llama", torch.float32), **changes).model, folder)
+    return folder
+
+
 class KnowingDrafter:
     """Drafts a known text and errs at a given rate, so that steps accept anything from none to all of a block.
 
@@ -160,9 +183,3 @@ class KnowingDrafter:
 
     def drop(self, slots: Slots) -> None:
         self.lengths[slots] = 0
-
-
-__all__ = [
-    "HIDDEN", "KINDS", "LAYERS", "VOCAB", "KnowingDrafter", "attention", "drafter", "drafter_config", "drafter_spec",
-    "plain_model", "target", "target_config", "target_folder",
-]  # fmt: skip

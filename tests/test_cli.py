@@ -1,0 +1,206 @@
+"""The commands on a tiny pair, and every kind of bad input: one message with its code, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftproof.cli import main
+from tests import tiny
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Run the command line in this process: (exit code, stdout, stderr). The cache is empty, the hub is off."""
+    monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def run(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["draftproof", *map(str, args)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out = capsys.readouterr()
+        return code, out.out, out.err
+
+    return run
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    target = shutil.copytree(tiny.target_folder("llama"), tmp_path / "target")
+    return target, tiny.drafter_folder(tmp_path / "drafter")
+
+
+def refused(result: tuple[int, str, str], code: str, *names: str) -> None:
+    status, out, err = result
+    assert status == 2, (status, out, err)
+    assert f"draftproof: [{code}]" in err and "next step:" in err, err
+    assert "Traceback" not in err + out
+    for name in names:
+        assert name in err, f"{name!r} is not named: {err}"
+
+
+PROMPT = "w5 w9 w30 w41 w7"
+
+
+def ask(pair: tuple[Path, Path], *extra: object, prompt: str = PROMPT) -> list[object]:
+    return ["run", prompt, "--target", pair[0], "--drafter", pair[1], "--dtype", "float32", *extra]
+
+
+def test_run_is_the_same_with_and_without_drafter(call, pair) -> None:
+    plain = call(*ask(pair, "--method", "none", "--max-tokens", 20, "--json"))
+    drafted = call(*ask(pair, "--max-tokens", 20, "--json", "--compare"))
+    assert plain[0] == drafted[0] == 0, plain[2] + drafted[2]
+    one, two = json.loads(plain[1]), json.loads(drafted[1])
+    assert one["text"] == two["text"] and two["plain"]["same_tokens"] and one["tokens"] == two["tokens"] == 20
+    assert two["acceptance"]["emitted"] == 19 and "acceptance" not in one
+
+
+def test_a_seed_repeats_a_text_and_a_missing_seed_is_reported(call, pair) -> None:
+    def text(*extra: object) -> dict:
+        status, out, err = call(*ask(pair, "--temperature", 1.0, "--max-tokens", 12, "--json", *extra))
+        assert status == 0, err
+        return json.loads(out)
+
+    first = text()
+    assert text("--seed", first["seed"])["text"] == first["text"]
+    assert text("--seed", first["seed"] + 1)["text"] != first["text"]
+
+
+def test_a_pipe_gets_plain_text(call, pair) -> None:
+    status, out, err = call(*ask(pair, "--max-tokens", 6))
+    assert status == 0 and "\x1b" not in out and out.strip() and not err
+
+
+def test_stop_string_ends_the_text_before_it(call, pair) -> None:
+    whole = json.loads(call(*ask(pair, "--max-tokens", 20, "--json"))[1])["text"]
+    stop = whole[10:14]
+    cut = json.loads(call(*ask(pair, "--max-tokens", 20, "--json", "--stop", stop))[1])
+    assert cut["text"] == whole[: whole.index(stop)] and cut["finish"] == "stop string"
+
+
+def test_stdin_is_the_prompt_when_none_is_given(call, pair, monkeypatch) -> None:
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
+    args = ask(pair, "--max-tokens", 6, "--json")
+    direct = call(*args)[1]
+    piped = call("run", *args[2:])[1]
+    assert json.loads(piped)["text"] == json.loads(direct)["text"]
+
+
+def test_replay_and_inspect_speak_json(call, pair, tmp_path) -> None:
+    texts = tmp_path / "texts.json"
+    texts.write_text(json.dumps({"prompt_ids": [[5, 9], [7, 8, 9]], "continuation_ids": [[4, 5, 6, 7], [9, 8, 7]]}))
+    status, out, err = call("replay", "--texts", texts, "--target", pair[0], "--drafter", pair[1], "--json")
+    assert status == 0, err
+    assert {"tau", "steps", "accepted", "per_position"} <= json.loads(out).keys()
+    status, out, err = call("inspect", pair[1], "--target", pair[0], "--json")
+    assert status == 0 and json.loads(out)["schema"], err
+
+
+@pytest.mark.parametrize(
+    ("extra", "code"),
+    [
+        (["--temperature", "-1"], "bad-option"),
+        (["--temperature", "nan"], "bad-option"),
+        (["--top-p", "0"], "bad-option"),
+        (["--max-tokens", "0"], "bad-option"),
+        (["--max-tokens", "600"], "prompt-too-long"),
+        (["--method", "eagle"], "bad-option"),
+        (["--method", "none", "--compare"], "bad-option"),
+        (["--dtype", "int3"], "bad-option"),
+        (["--device", "tpu"], "bad-option"),
+        (["--target", "/no/such/folder"], "not-found"),
+        (["--drafter", "some-org/some-drafter"], "hub-unreachable"),
+    ],
+)
+def test_bad_options(call, pair, extra, code) -> None:
+    refused(call(*ask(pair, *extra)), code)
+
+
+def test_empty_prompt(call, pair) -> None:
+    refused(call(*ask(pair, prompt="  ")), "prompt-empty")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "name"),
+    [
+        ({"dflash_config": {"mask_token_id": None}}, "mask-id-missing", "mask_token_id"),
+        ({"dflash_config": {"target_layer_ids": None}}, "taps-missing", "target_layer_ids"),
+        ({"dflash_config": {"target_layer_ids": [0, 2, 9]}}, "pair-mismatch", "9"),
+        ({"slidng_window": 6}, "unknown-key", "sliding_window"),
+        ({"hidden_size": 64, "head_dim": 16}, "pair-mismatch", "64"),
+        ({"architectures": ["DFlash2DraftModel"]}, "family-not-runnable", "DFlash2"),
+    ],
+)
+def test_bad_drafter_config(call, pair, change, code, name) -> None:
+    config = tiny.drafter_config(**change)
+    config["dflash_config"] = {k: v for k, v in config["dflash_config"].items() if v is not None}
+    (pair[1] / "config.json").write_text(json.dumps(config))
+    refused(call(*ask(pair)), code, name)
+
+
+def test_not_a_model(call, pair, tmp_path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(call(*ask(pair, "--target", empty)), "not-a-model")
+    (pair[0] / "config.json").write_text("{ not json")
+    refused(call(*ask(pair)), "bad-json")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_truncated_weights(call, pair, which) -> None:
+    file = pair[which] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    refused(call(*ask(pair)), "weights-truncated", "model.safetensors")
+
+
+@pytest.mark.parametrize(("which", "name"), [(0, "model.layers.0.mlp.up_proj.weight"), (1, "fc.weight")])
+def test_nan_weights(call, pair, which, name) -> None:
+    file = pair[which] / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    refused(call(*ask(pair)), "weights-invalid", name)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_pickle_weights_are_never_loaded(call, pair, which, tmp_path) -> None:
+    """Unpickling this file would create a file; it must not."""
+    mark = tmp_path / "executed"
+
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(mark), "w"))
+
+    (pair[which] / "model.safetensors").unlink()
+    torch.save({"fc.weight": Bomb()}, pair[which] / "pytorch_model.bin")
+    refused(call(*ask(pair)), "weights-unsafe")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_remote_code_is_never_run(call, pair, which, tmp_path) -> None:
+    mark = tmp_path / "executed"
+    config = json.loads((pair[which] / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "evil.Model", "AutoConfig": "evil.Config", "AutoModel": "evil.Model"}
+    (pair[which] / "config.json").write_text(json.dumps(config))
+    (pair[which] / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nModel = Config = object\n")
+    call(*ask(pair, "--max-tokens", 3))
+    assert not mark.exists()
+
+
+def test_index_that_points_outside_the_folder(call, pair) -> None:
+    index = {"metadata": {}, "weight_map": {"fc.weight": "../target/model.safetensors"}}
+    (pair[1] / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(call(*ask(pair)), "weights-unsafe", "../target")
