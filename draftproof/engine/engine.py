@@ -12,7 +12,7 @@ from draftproof.engine.step import Batch, Drafter, advance, step
 from draftproof.errors import UserError
 from draftproof.models.target import Target, causal_plan
 from draftproof.spec.accept import Accepted, walk
-from draftproof.spec.sampling import Sampling, choose
+from draftproof.spec.sampling import GREEDY_BELOW, Sampling, choose
 from draftproof.spec.tree import chain
 
 PREFILL_CHUNK = 512  # prompt rows per forward
@@ -149,6 +149,6 @@ def sampling_of(requests: Sequence[Request], vocab: int, device: torch.device) -
         seed=column("seed", torch.long),
         choice=column("choice", torch.long),
         seen=torch.zeros(len(params), vocab, dtype=torch.bool, device=device) if penalised else None,
-        sampled=any(p.temperature > 0 for p in params),
+        sampled=any(p.temperature > GREEDY_BELOW for p in params),
         filtered=any(p.top_k or p.top_p < 1 or p.min_p > 0 for p in params),
     )

@@ -62,15 +62,19 @@ class Target:
         require_supported(spec, spec.num_layers)
         check_weights(Path(folder))
         attention.register()
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             attn_implementation=attention.NAME,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
+        model, report = loaded
         model.to(device)
+        require_loaded(model, report, folder)
         require_finite(model, folder)
         target = cls(model, spec)
         target.self_check()
@@ -178,6 +182,21 @@ def require_supported(spec: TargetSpec, layers: int) -> None:
             f"the config promises {spec.num_layers} layers, the model has {layers}",
             "check that config.json and weights belong together",
         )
+
+
+def require_loaded(model: nn.Module, report: dict[str, Any], folder: str | Path) -> None:
+    """transformers fills what the weights lack with random numbers, and only logs it."""
+    # Heads and towers this engine does not run (MTP, vision) may be left over; decoder layers may not.
+    own = {name.split(".layers.")[0] + ".layers." for name, _ in model.named_parameters() if ".layers." in name}
+    left_over = {name for name in report["unexpected_keys"] if name.startswith(tuple(own))}
+    parts = {
+        "missing": sorted(report["missing_keys"]),
+        "misshapen": sorted(str(entry[0]) for entry in report["mismatched_keys"]),
+        "unexpected": sorted(left_over),
+    }
+    found = "; ".join(f"{kind} {', '.join(names[:4])}" for kind, names in parts.items() if names)
+    if found:
+        raise UserError("weights-invalid", f"{folder}: {found}", "check that config.json and weights belong together")
 
 
 def require_finite(model: nn.Module, folder: str | Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from draftproof.config.drafter import DrafterSpec
 from draftproof.errors import UserError
 from draftproof.models.dflash import DFlash
-from draftproof.models.hub import check_weights
+from draftproof.models.hub import check_weights, weight_files
 from draftproof.models.target import Target
 
 # Names other exporters use for the same tensors.
@@ -30,6 +30,8 @@ def load_drafter_weights(model: DFlash, folder: Path, target: Target) -> None:
         if tensor.shape != expected[name]:
             shapes = f"{list(tensor.shape)}, the config asks for {list(expected[name])}"
             raise _invalid(folder, f"{name} has shape {shapes}", "check that config.json and weights belong together")
+        if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            raise _invalid(folder, f"{name} is {tensor.dtype}: quantised weights are not read", "export it in bf16")
         if not torch.isfinite(tensor).all():
             raise _invalid(folder, f"{name} holds NaN or infinity", "the checkpoint is damaged: export it again")
     model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
@@ -40,7 +42,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
     check_weights(folder)
     tensors: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         tensors.update(load_file(file))
     return tensors
 
@@ -51,7 +53,10 @@ def canonical(tensors: dict[str, Tensor], spec: DrafterSpec) -> dict[str, Tensor
     for raw, tensor in tensors.items():
         name = raw.removeprefix("model.")
         name = RENAMES.get(name, name)
-        out.update(_split_qkv(name, tensor, spec) if ".self_attn.qkv_proj." in name else {name: tensor})
+        new = _split_qkv(name, tensor, spec) if ".self_attn.qkv_proj." in name else {name: tensor}
+        if twice := sorted(out.keys() & new.keys()):
+            raise _invalid(Path(spec.path), f"{', '.join(twice)} is there twice, again as {raw}", "export it again")
+        out.update(new)
     return out
 
 
@@ -72,7 +77,7 @@ def _require_borrowed(tensors: dict[str, Tensor], target: Target, folder: Path) 
 
 def _split_qkv(name: str, tensor: Tensor, spec: DrafterSpec) -> dict[str, Tensor]:
     sizes = [spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim]
-    if tensor.shape[0] != sum(sizes):
+    if tensor.shape[:1] != (sum(sizes),):
         return {name: tensor}  # reported as unexpected, by its own name
     parts = tensor.split(sizes)
     return {name.replace("qkv_proj", f"{p}_proj"): part for p, part in zip("qkv", parts, strict=True)}

@@ -14,6 +14,8 @@ from torch import Tensor
 from draftproof.spec.noise import gumbel
 from draftproof.spec.tree import Tree, visibility
 
+GREEDY_BELOW = 1e-5  # a smaller temperature would overflow the scores; its draw is the argmax anyway
+
 
 @dataclass
 class Sampling:
@@ -46,7 +48,7 @@ def choose(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling) ->
         scores = penalise(scores, tree, sampling.seen, sampling.penalty)
     if not sampling.sampled:
         return scores.argmax(-1)
-    hot = sampling.temperature > 0
+    hot = sampling.temperature > GREEDY_BELOW
     warm = scores / torch.where(hot, sampling.temperature, 1.0)[:, None, None]
     if sampling.filtered:
         warm = keep_likely(warm, sampling.top_k, sampling.top_p, sampling.min_p)
@@ -76,7 +78,8 @@ def keep_likely(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> 
     ordered = ordered.masked_fill((ordered < kth) & (rank >= limit), -torch.inf)
     probs = ordered.softmax(-1)
     before = probs.cumsum(-1) - probs
-    ordered = ordered.masked_fill((before >= top_p[:, None, None]) & (rank > 0), -torch.inf)
+    cut = torch.where(top_p < 1, top_p, torch.inf)[:, None, None]  # top_p 1 is off: the running sum may round up to it
+    ordered = ordered.masked_fill((before >= cut) & (rank > 0), -torch.inf)
     probs = ordered.softmax(-1)
     ordered = ordered.masked_fill(probs < min_p[:, None, None] * probs[..., :1], -torch.inf)
     return torch.empty_like(scores).scatter_(-1, ids, ordered)

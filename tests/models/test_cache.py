@@ -20,7 +20,7 @@ from draftproof.models.target import causal_plan
 from draftproof.spec.tree import Tree, chain, visibility
 from tests.spec.forest import forest, path_to
 
-WINDOWS = (None, 5, 11)
+WINDOWS = (None, 3, 11)  # 3: an ancestor may leave the window of a deep node of the same tree
 SLOTS, CHUNK, CAPACITY = 4, 7, 150
 Row = tuple[int, int, int]  # slot, position, serial number of the write
 

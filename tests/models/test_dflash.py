@@ -182,6 +182,16 @@ def test_embedding_is_the_raw_table_whatever_the_target_multiplies() -> None:
     torch.testing.assert_close(drafter.target.embedding(tokens), raw * tiny.HIDDEN**0.5)  # it does scale
 
 
+@pytest.mark.parametrize("rows", [20, 75])
+def test_a_cache_filled_row_by_row_still_holds_a_block(rows: int) -> None:
+    """The block is longer than any chunk of the context."""
+    drafter = new_drafter()
+    drafter.allocate(slots=2, capacity=100, chunk=1)
+    features = features_of(drafter, rows)
+    extend(drafter, features, chunk=1)
+    close(draft(drafter), Loops(drafter).logp(features, ANCHOR))
+
+
 def relayer(drafter: DFlashDrafter, **changes: Any) -> DFlashDrafter:
     """Plant another view of every layer in the drafter alone, and make its cache anew."""
     layers = tuple(dataclasses.replace(layer, **changes) for layer in drafter.spec.layers)
