@@ -41,11 +41,22 @@ def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, s
 
     The query heads of a group become rows of their key head, so no kernel has to repeat keys and values.
     """
+    return folded_attention(query, key, value, mask.repeat(1, 1, query.shape[1] // key.shape[1], 1), scale)
+
+
+def folded_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """The same with a mask that is already repeated for the folded rows (`Plan.folded_mask`), or None: all visible."""
     batch, heads, nodes, width = query.shape
-    groups = heads // key.shape[1]
-    folded = query.reshape(batch, key.shape[1], groups * nodes, width)
-    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask.repeat(1, 1, groups, 1), scale=scale)
+    folded = query.reshape(batch, key.shape[1], heads // key.shape[1] * nodes, width)
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
     return out.reshape(batch, heads, nodes, width)
+
+
+def attend(plan: Plan, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Write the nodes' new rows into the layer's cache and attend to all that the plan lets them see."""
+    keys, values = plan.write(layer, key, value)
+    mask = plan.folded_mask(layer, query.shape[1] // key.shape[1])
+    return folded_attention(query, keys, values, mask, scale)
 
 
 def cached_attention(
@@ -72,9 +83,7 @@ def cached_attention(
             f"layer {layer} attends with window {sliding_window}, its config promised {planned}",
             "report the model type: its config.json and its module disagree about sliding windows",
         )
-    keys, values = draftproof.write(layer, key, value)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = grouped_attention(query, keys, values, draftproof.mask(layer), scale)
+    out = attend(draftproof, layer, query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling)
     return out.transpose(1, 2).contiguous(), None
 
 

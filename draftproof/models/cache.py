@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 Slots = slice | Tensor  # a contiguous range of slots is a view; a LongTensor of slot ids gathers a copy
-REACH_STEP = 64  # attended length is rounded up to this, so that shapes repeat from step to step
+REACH_STEP = 64  # on a GPU the attended length is rounded up to this, so that shapes repeat from step to step
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class KVCache:
         nodes = depth.shape[1]
         if nodes > self.chunk:
             raise AssertionError(f"{nodes} nodes in one forward, the cache was made for {self.chunk}")
-        reach = min(round_up(reach, REACH_STEP), self.capacity)
+        step = REACH_STEP if self.lengths.is_cuda else 1
+        reach = min(round_up(reach, step), self.capacity)
         return Plan(self, slots, self.lengths[slots], depth, visible, reach)
 
     def commit(self, slots: Slots, counts: Tensor, path: Tensor | None = None) -> None:
@@ -111,6 +112,7 @@ class Plan:
         self._flat = start[:, None] + torch.arange(depth.shape[1], device=depth.device)
         self._ids = cache._ids(slots)[:, None]
         self._masks: dict[int | None, Tensor] = {}
+        self._folded: dict[tuple[int | None, int], Tensor | None] = {}
         self.written: set[int] = set()  # layers whose rows of this forward are in the cache
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,6 +130,19 @@ class Plan:
         if window not in self._masks:
             self._masks[window] = self._build_mask(window, self.cache.rows[layer], self._seen_rows(layer))
         return self._masks[window]
+
+    def folded_mask(self, layer: int, groups: int) -> Tensor | None:
+        """The mask for queries whose `groups` heads a key head are folded into rows: bool [R, 1, groups * N, rows].
+
+        None when a single node sees every row (read on the CPU alone, where looking costs no sync): kernels without a
+        mask are faster.
+        """
+        key = (self.cache.shapes[layer].window, groups)
+        if key not in self._folded:
+            mask = self.mask(layer)
+            unmasked = mask.shape[2] == 1 and mask.device.type == "cpu" and bool(mask.all())
+            self._folded[key] = None if unmasked else mask.repeat(1, 1, groups, 1)
+        return self._folded[key]
 
     def _seen_rows(self, layer: int) -> int:
         return min(self.reach, self.cache.rows[layer])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftproof.config.drafter import DrafterSpec, RopeSpec, read_drafter
-from draftproof.models.attention import grouped_attention
+from draftproof.models.attention import attend
 from draftproof.models.cache import KVCache, LayerShape, Slots
 from draftproof.models.target import Target
 
@@ -214,11 +214,9 @@ class DFlashDrafter:
         cos, sin = self.model.rope(next(iter(plans.values())).positions, x.dtype)
         for index, (layer, kind) in enumerate(zip(self.model.blocks, self.spec.layers, strict=True)):
             q, k, v = layer.block_qkv(x, cos, sin)
-            keys, values = plans[kind.causal].write(index, k, v)
-            attended = grouped_attention(q, keys, values, plans[kind.causal].mask(index), q.shape[-1] ** -0.5)
-            x = layer.finish(x, attended)
+            x = layer.finish(x, attend(plans[kind.causal], index, q, k, v, q.shape[-1] ** -0.5))
         logits = head_logits(self.model.norm(x[:, 1:]), self.target, self.spec).float()
-        best, ids = logits.topk(width, dim=-1)
+        best, ids = logits.topk(width, dim=-1) if width > 1 else logits.max(-1, keepdim=True)
         return DraftDist(ids, best - logits.logsumexp(-1, keepdim=True))
 
     def drop(self, slots: Slots) -> None:

@@ -1,7 +1,7 @@
-"""Chi-square of the engine's sampled text against the exact probabilities of a plain forward, with a drafter in the loop.
+"""Chi-square of the engine's sampled text against the exact probabilities of a plain forward, drafter on.
 
-The drafter proposes the target's most likely token, so that many drafts are accepted: a rule that accepts the likely too
-often is then far off. Seeds are fixed, so the outcome is.
+The drafter proposes the target's most likely token, so that many drafts are accepted: a rule that accepts the
+likely too often is then far off. Seeds are fixed, so the outcome is.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_sampled_text_has_the_exact_distribution(name: str) -> None:
 
 def test_control_wrong_settings_are_seen() -> None:
     counts, _ = draws(SETTINGS["T 1"])
-    assert p_value(counts, joint({"temperature": 0.9})) < 1e-3
+    assert p_value(counts, joint({"temperature": 0.8})) < 1e-3
 
 
 def test_control_sampling_the_bonus_alone_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:

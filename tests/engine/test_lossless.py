@@ -1,4 +1,4 @@
-"""The text is plain decoding's text: for any drafter, any neighbours in the batch, and by transformers' own generate."""
+"""The text is plain decoding's text: for any drafter, any neighbours in the batch, and by transformers' generate."""
 
 from __future__ import annotations
 

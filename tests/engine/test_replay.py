@@ -83,12 +83,12 @@ class ContextOneTooLong(DFlashDrafter):
         super().extend(slots, features, (counts + 1).clamp(max=features.shape[1]), reach)
 
 
-@pytest.mark.parametrize("fault", ["context one row too long", "rope base", "mask id", "window"])
+@pytest.mark.parametrize("fault", ["context one row too long", "half the rotary dimensions", "mask id", "window"])
 def test_control_faults_change_the_walk(fault: str) -> None:
     texts, accepted = engine_walk()
     drafter = {
         "context one row too long": lambda: ContextOneTooLong(pair().model, pair().target),
-        "rope base": lambda: pair(rope=dataclasses.replace(half_trained().spec.rope, base=5.0)),
+        "half the rotary dimensions": lambda: pair(rope=dataclasses.replace(half_trained().spec.rope, rotary_dim=2)),
         "mask id": lambda: pair(mask_token_id=9),
         "window": lambda: pair(
             layers=tuple(dataclasses.replace(layer, sliding=True, window=2) for layer in half_trained().spec.layers)

@@ -36,12 +36,12 @@ def fresh_drafts(target: Target, text: list[int], seed: int) -> Tensor:
 
 
 def rounds(
-    kind: str, plant: Callable[[Engine, DFlashDrafter], None], every: int = 1
+    kind: str, plant: Callable[[Engine, DFlashDrafter], None], every: int = 1, tokens: int = 40
 ) -> Iterator[tuple[int, float, float]]:
-    """Per round: drafts accepted and, at every `every`th length of the text, the error of the target's next logits and of
-    the drafter's next drafts."""
+    """Per round: drafts accepted and, at every `every`th length of the text, the errors of the target's next logits
+    and of the drafter's next drafts."""
     target = tiny.target(kind)
-    asked = requests(PROMPTS[:1], max_tokens=150, temperature=1.0, seed=4)
+    asked = requests(PROMPTS[:1], max_tokens=tokens, temperature=1.0, seed=4)
     real, context = tiny.drafter(target, seed=9), 160
     engine = Engine(target, Steered(real, knowing(target, asked, 0.3)), slots=1, context=context)
     text = list(asked[0].prompt_ids)
@@ -69,7 +69,7 @@ def nothing(_engine: Engine, _drafter: DFlashDrafter) -> None: ...
 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_fifty_rounds_equal_a_fresh_prefill(kind: str) -> None:
-    seen = list(zip(range(ROUNDS), rounds(kind, nothing, every=3), strict=False))
+    seen = list(zip(range(ROUNDS), rounds(kind, nothing, every=5, tokens=150), strict=False))
     assert len(seen) == ROUNDS
     assert {accepted for _, (accepted, _, _) in seen} >= {0, 1, 2, 3}
     assert max(target for _, (_, target, _) in seen) < 1e-9

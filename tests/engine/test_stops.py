@@ -1,4 +1,4 @@
-"""Stop tokens and limits, wherever in a block they fall; what the caches hold then; finished requests beside running ones."""
+"""Stop tokens and limits, wherever in a block they fall; the caches then; finished requests beside running ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def distinct_seed() -> tuple[int, tuple[int, ...]]:
 
 
 def run(max_tokens: int, stop_ids: tuple[int, ...] = (), drafted: bool = True) -> tuple[list[int], str | None, Engine]:
-    """Decode the text by perfect drafts: blocks of three accepted drafts and a bonus. A real drafter's cache runs along."""
+    """Decode the text by perfect drafts: three accepted and a bonus a block. A real drafter's cache runs along."""
     seed, text = distinct_seed()
     target = tiny.target()
     guide = tiny.KnowingDrafter(target, [[*PROMPT, *text]], wrong=0.0)
@@ -79,7 +79,7 @@ def test_stop_at_the_limit_is_a_stop() -> None:
     assert run(3, (text[2],))[:2] == (list(text[:3]), "stop")
 
 
-def test_control_rows_behind_a_stop_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_rows_behind_a_stop_are_seen() -> None:
     """A walk that truncates the text but commits the whole path."""
     text = distinct_seed()[1]
 

@@ -1,4 +1,4 @@
-"""Batches: anchors in the response alone, labels that exist, an order that follows the seed; shards survive the disk."""
+"""Batches: anchors in the response alone, labels that exist, an order that follows the seed; shards on disk."""
 
 from __future__ import annotations
 

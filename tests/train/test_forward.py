@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.train import copying
 SHAPES: dict[str, dict[str, Any]] = {
     "sliding and full, bidirectional": {},
     "all causal": {"is_causal": True},
-    "sliding layers causal": {"is_causal": None},
+    "sliding layers causal": {},
     "block as wide as the window": {"block_size": 6},
 }
 IDS = [int(i) for i in torch.randint(4, tiny.VOCAB, (26,), generator=torch.Generator().manual_seed(3))]
@@ -32,17 +33,11 @@ ANCHORS = [1, 4, 9, 15, 16, 24]
 
 
 def drafter(shape: str, kind: str = "llama") -> DFlashDrafter:
-    changes = SHAPES[shape]
-    if changes.get("is_causal", False) is None:
-        spec = tiny.drafter_config()
-        assert "is_causal" in spec
-        import dataclasses
-
-        whole = tiny.drafter(tiny.target(kind))
-        layers = tuple(dataclasses.replace(k, causal=k.sliding) for k in whole.spec.layers)
-        whole.model.spec = whole.spec = dataclasses.replace(whole.spec, layers=layers)
-        return whole
-    return tiny.drafter(tiny.target(kind), **changes)
+    pair = tiny.drafter(tiny.target(kind), **SHAPES[shape])
+    if shape == "sliding layers causal":
+        layers = tuple(dataclasses.replace(layer, causal=layer.sliding) for layer in pair.spec.layers)
+        pair.model.spec = pair.spec = dataclasses.replace(pair.spec, layers=layers)
+    return pair
 
 
 def served_rows(drafter: DFlashDrafter, ids: list[int], anchor: int) -> Tensor:

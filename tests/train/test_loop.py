@@ -1,4 +1,4 @@
-"""A small real training: tau rises through the features alone, runs resume to the same weights, the export serves the same."""
+"""A small real training: tau rises through the features, runs resume exactly, the export serves the same."""
 
 from __future__ import annotations
 
