@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 PROMPT ?= Explain why the sky is blue.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint test-real bench clean docs
+.PHONY: run test lint test-real test-gpu bench clean docs
 
 run: $(READY)
 	@$(BIN)/draftproof run "$(PROMPT)" --max-tokens 160 --stats --compare
@@ -25,6 +25,10 @@ lint: $(READY)
 test-real: $(READY)
 	$(BIN)/python -m pip install -q --no-deps dflash==0.1.0
 	$(BIN)/python -m pytest -m real --durations=10
+
+# On a machine with a GPU.
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu
 
 bench: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/draftproof bench

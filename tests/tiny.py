@@ -137,7 +137,7 @@ def drafter(owner: Target, *, seed: int = 1, **changes: Any) -> DFlashDrafter:
     for weight in model.parameters():
         noise = torch.randn(weight.shape, generator=draw) * 0.3
         weight.data.copy_(1 + noise if weight.ndim == 1 else noise)
-    return DFlashDrafter(model.to(owner.dtype), owner)
+    return DFlashDrafter(model.to(device=owner.device, dtype=owner.dtype), owner)
 
 
 def drafter_folder(folder: Path, **changes: Any) -> Path:
