@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from draftproof.engine.graphs import PlainStepper
 from draftproof.engine.step import Batch
@@ -116,8 +115,7 @@ def _take(queue: Iterator[Job], count: int) -> Iterator[Job]:
         yield job
 
 
-def repeated_4grams(ids: Sequence[int] | Tensor) -> float:
+def repeated_4grams(ids: Sequence[int]) -> float:
     """Share of 4-grams that occurred before in the same text: near 0 for prose, near 1 for a loop."""
-    ids = list(ids)
     grams = [tuple(ids[i : i + 4]) for i in range(len(ids) - 3)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
