@@ -325,14 +325,14 @@ def test_causality(kinds: list[str]) -> None:
 def attended_row(drafter: DFlashDrafter, row: int, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """What the first layer's attention returns for one block row; row 0 has no draft of its own."""
     seen: list[Tensor] = []
-    right = dflash.grouped_attention
+    right = dflash.attend
 
     def keep(*args: Any) -> Tensor:
         seen.append(right(*args))
         return seen[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(dflash, "grouped_attention", keep)
+        patch.setattr(dflash, "attend", keep)
         draft(drafter)
     return seen[0][0, :, row]
 

@@ -77,12 +77,12 @@ def wrong_scale(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> 
     return attention_as_it_is(q, k, v, mask, 1.02 * scale)
 
 
-attention_as_it_is = attention.grouped_attention
+attention_as_it_is = attention.folded_attention
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_control_forward_with_another_scale(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "grouped_attention", wrong_scale)
+    monkeypatch.setattr(attention, "folded_attention", wrong_scale)
     with pytest.raises(AssertionError):
         check_forward(kind, [LENGTH])
 
@@ -277,7 +277,7 @@ def refused(code: str, named: str, act: Callable[[], object]) -> None:
 def test_self_check_refuses_an_attention_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     owner = tiny.target()
     owner.self_check()
-    monkeypatch.setattr(attention, "grouped_attention", wrong_scale)
+    monkeypatch.setattr(attention, "folded_attention", wrong_scale)
     refused("target-mismatch", "llama", owner.self_check)
     assert owner.model.config._attn_implementation == attention.NAME
 
@@ -289,7 +289,7 @@ def test_self_check_is_longer_than_the_window(by: int | None, monkeypatch: pytes
 
 
 def test_self_check_refuses_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "grouped_attention", lambda q, *_: q * torch.nan)
+    monkeypatch.setattr(attention, "folded_attention", lambda q, *_: q * torch.nan)
     refused("target-mismatch", "llama", tiny.target().self_check)
 
 

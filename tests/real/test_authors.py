@@ -13,6 +13,7 @@ from draftproof.engine.engine import Engine
 from draftproof.engine.replay import Text
 from draftproof.engine.request import Request
 from draftproof.models.dflash import DFlashDrafter
+from draftproof.models.hub import EMBEDDED_DRAFTER, resolve_drafter
 from draftproof.models.target import Target
 
 pytestmark = [
@@ -20,15 +21,25 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning"),  # their call, not ours
 ]
 
-CHATS, NEW_TOKENS, STOP = 4, 64, 2
+CHATS, NEW_TOKENS, STOP = 3, 48, 2
+
+
+@pytest.fixture(scope="module", params=["yardstick", "shipped"])
+def folder(request: pytest.FixtureRequest, yardstick: Path) -> Path:
+    return yardstick if request.param == "yardstick" else resolve_drafter(EMBEDDED_DRAFTER)
 
 
 @pytest.fixture(scope="module")
-def their_pair(authors: ModuleType, yardstick: Path, target_folder: Path) -> tuple[Any, Any]:
+def drafter(folder: Path, target: Target) -> DFlashDrafter:
+    return DFlashDrafter.load(folder, target)
+
+
+@pytest.fixture(scope="module")
+def their_pair(authors: ModuleType, folder: Path, target_folder: Path) -> tuple[Any, Any]:
     """(their drafter, the target as transformers runs it), float32."""
     from transformers import AutoModelForCausalLM
 
-    drafter = authors.DFlashDraftModel.from_pretrained(yardstick, dtype=torch.float32).eval()
+    drafter = authors.DFlashDraftModel.from_pretrained(folder, dtype=torch.float32).eval()
     return drafter, AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
 
 
