@@ -44,6 +44,10 @@ def prompt_jobs(header: list[int], count: int, data: Data, seed: int) -> Iterato
 def read_prompts(path: str | Path, tokenizer: Any) -> list[list[int]]:
     """JSON lines with `messages` -> prompt ids by the tokenizer's own chat template."""
     prompts = []
+    if not Path(path).is_file():
+        raise UserError(
+            "not-found", f"{path} does not exist", "name a JSONL file of chats (`draftproof prompts` writes one)"
+        )
     for number, line in enumerate(Path(path).read_text().split("\n"), 1):
         if not line.strip():
             continue

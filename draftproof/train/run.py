@@ -1,5 +1,6 @@
 """A whole training run in one folder, stage by stage; a stage that is done is not done again.
 
+out/run.json              recipe and steps that it began with
 out/texts.safetensors     what the target wrote
 out/run.pt  out/log.jsonl the run so far
 out/drafter/              the exported drafter (out/drafter-25, out/drafter-50 on the way)
@@ -26,6 +27,7 @@ from draftproof import __version__
 from draftproof.engine.acceptance import Acceptance
 from draftproof.engine.replay import Text, replay
 from draftproof.errors import UserError
+from draftproof.fetch import writing
 from draftproof.models.dflash import DFlash, DFlashDrafter
 from draftproof.models.target import Target
 from draftproof.train.data import (
@@ -64,7 +66,9 @@ def run_training(
     target: Target, tokenizer: Any, recipe: Recipe, prompts: Path | None, out: Path, stage: Stage, say: Say
 ) -> bool:
     """Bring the run in `out` forward; True when it is finished."""
-    out.mkdir(parents=True, exist_ok=True)
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        _same_run(out, recipe, stage)
     examples = _texts(target, tokenizer, recipe, prompts, out, stage, say)
     if len(examples) <= HELD_OUT:
         raise UserError("bad-texts", f"only {len(examples)} texts, {HELD_OUT} are held out", "write more texts")
@@ -89,6 +93,19 @@ def run_training(
         _mark(run, target, held, out, percent, say)
     _provenance(out, recipe, examples, run)
     return True
+
+
+def _same_run(out: Path, recipe: Recipe, stage: Stage) -> None:
+    """A run continues with the recipe and the number of steps it began with; others would be silently ignored."""
+    path, asked = out / "run.json", {"recipe": recipe.model_dump(), "steps": stage.steps}
+    if not path.exists():
+        path.write_text(json.dumps(asked, indent=2) + "\n")
+    begun = json.loads(path.read_text())
+    if begun != asked:
+        what = "steps" if begun["recipe"] == asked["recipe"] else "recipe"
+        raise UserError(
+            "bad-option", f"{out} holds a run with another {what}", f"keep the {what} of {path}, or name another --out"
+        )
 
 
 def _texts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from draftproof.train.capture import Captured
 from draftproof.train.export import drafter_config, export, write_config
 from draftproof.train.loop import Run, resume, save_run, start, train
 from draftproof.train.parity import trained_acceptance
-from draftproof.train.run import Stage, held_acceptance, run_training
+from draftproof.train.run import Stage, _same_run, held_acceptance, run_training
 from tests import tiny
 from tests.train import copying
 from tests.train.test_data import Letters
@@ -212,3 +213,15 @@ def test_too_few_texts_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         whole_run(tmp_path, tiny.target("llama", torch.float32))
     assert caught.value.code == "bad-texts" and "64" in caught.value.message
+
+
+def test_a_run_refuses_other_steps_and_another_recipe(tmp_path: Path) -> None:
+    """Resuming with other settings would ignore them without a word."""
+    stage, recipe = Stage(texts=24, texts_seconds=1e9, steps=8, train_seconds=0, slots=12), copying.recipe()
+    _same_run(tmp_path, recipe, stage)
+    _same_run(tmp_path, recipe, stage)
+    reseeded = recipe.model_copy(update={"seed": recipe.seed + 1})
+    for other_recipe, other, word in ((recipe, replace(stage, steps=9), "steps"), (reseeded, stage, "recipe")):
+        with pytest.raises(UserError) as error:
+            _same_run(tmp_path, other_recipe, other)
+        assert error.value.code == "bad-option" and f"another {word}" in error.value.message
