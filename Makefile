@@ -9,8 +9,9 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: run test lint test-real test-gpu bench clean docs
 
+run: export DRAFTPROOF_PROMPT := $(value PROMPT)
 run: $(READY)
-	@$(BIN)/draftproof run "$(PROMPT)" --max-tokens 160 --stats --compare
+	@$(BIN)/draftproof run "$$DRAFTPROOF_PROMPT" --max-tokens 160 --stats --compare
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not real and not gpu"

@@ -97,7 +97,8 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Acceptance of a pair along given texts, without sampling: what acceptance the pair should have."""
-    from draftproof.bench.report import print_acceptance, print_json
+    from draftproof.bench.report import print_acceptance
+    from draftproof.engine.output import print_json
     from draftproof.engine.pair import load_pair
     from draftproof.engine.replay import load_texts
     from draftproof.engine.replay import replay as walk
@@ -131,17 +132,23 @@ def lossless(
     from draftproof.bench import lossless as judge
     from draftproof.bench.bridge import encode
     from draftproof.bench.machine import provenance
-    from draftproof.bench.report import print_json, print_lossless
+    from draftproof.bench.report import print_lossless
     from draftproof.bench.workloads import load_workload
+    from draftproof.engine.output import print_json
     from draftproof.engine.pair import load_pair
     from draftproof.engine.request import SamplingParams
 
     temperatures = [SamplingParams(t).temperature for t in temperature or (0.0, 0.7, 1.0)]
+    chosen = load_workload(workload, prompts)
+    if len(chosen) < prompts:
+        raise UserError("bad-option", f"{workload} has only {len(chosen)} prompts", f"--prompts {len(chosen)}")
     pair = load_pair(target, drafter, dtype=dtype, device=device)
-    chats = [(p.id, encode(pair, p)) for p in load_workload(workload, prompts)]
+    chats = [(p.id, encode(pair, p)) for p in chosen]
     results = judge.compare(pair, chats, temperatures, max_tokens, seed)
     if as_json:
-        print_json(judge.summary(results) | {"provenance": provenance(pair.device.value, pair.dtype.value)})
+        print_json(
+            judge.summary(results, pair.dtype.value) | {"provenance": provenance(pair.device.value, pair.dtype.value)}
+        )
     else:
         print_lossless(results)
     raise typer.Exit(int(any(r.verdict == "bug" for r in results)))
@@ -163,11 +170,18 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Speed against plain decoding and transformers, acceptance on public prompt sets, peak memory."""
-    from draftproof.bench.report import print_bench, print_json
+    from draftproof.bench.report import print_bench
     from draftproof.bench.suite import PARTS, run_bench
+    from draftproof.engine.output import print_json
 
     if part not in PARTS:
         raise UserError("bad-option", f"part {part!r} is not known", f"use one of {', '.join(PARTS)}")
+    unused = [("--skip", skip, "speed"), ("--against", against, "acceptance")]
+    for option, value, needs in unused:
+        if value and part not in (needs, "all"):
+            raise UserError("bad-option", f"{option} means nothing for --part {part}", f"use --part {needs}")
+    if limit and part == "memory":
+        raise UserError("bad-option", "--limit means nothing for --part memory", "leave it out")
     result = run_bench(
         part, target, drafter, against, device=device, dtype=dtype, limit=limit, skip=skip, max_tokens=max_tokens
     )
@@ -184,7 +198,9 @@ def train(
     target: TargetName = TARGET,
     prompts: Annotated[Path | None, typer.Option(help="JSONL of chats the target answers")] = None,
     texts: Annotated[int, typer.Option(min=1, help="texts the target writes at most")] = 60000,
-    texts_seconds: Annotated[float, typer.Option(min=1, help="time for writing texts")] = 3600,
+    texts_seconds: Annotated[
+        float, typer.Option(min=1, help="time for writing answers; prompts get a fifth on top")
+    ] = 3600,
     steps: Annotated[int, typer.Option(min=1, help="training steps of the whole run")] = 6000,
     seconds: Annotated[float, typer.Option(min=0, help="time for training in this call; the rest resumes")] = 1e9,
     slots: Annotated[int, typer.Option(min=0, help="texts written side by side; 0: 1536 on a GPU, 32 on a CPU")] = 0,
@@ -217,16 +233,24 @@ def prompts(
     write_prompts(out, count, seed)
 
 
+ENGINE_PARTS = ("torch", "transformers", "safetensors", "numpy", "accelerate", "gguf")
+
+
 def main() -> None:
-    """Entry point: a UserError becomes one message on stderr and exit code 2; Ctrl-C leaves without a traceback."""
+    """Entry point: a UserError becomes one message on stderr and exit code 2."""
     try:
         app()
     except UserError as error:
-        print(f"draftproof: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except BrokenPipeError:
-        sys.stderr.close()
-        raise SystemExit(0) from None
+        _fail(error)
+    except ModuleNotFoundError as error:
+        if error.name not in ENGINE_PARTS:
+            raise
+        _fail(UserError("dependency-missing", f"{error.name} is not installed", 'pip install "draftproof[engine]"'))
+
+
+def _fail(error: UserError) -> None:
+    print(f"draftproof: {error}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from draftproof.engine.acceptance import Acceptance
 
 if TYPE_CHECKING:
     from draftproof.engine.pair import Pair
+    from draftproof.models.dflash import DFlashDrafter
 
 SETS = (("mtbench", 80), ("humaneval", 80), ("gsm8k", 100))
 TEMPERATURES = (0.0, 0.7)
@@ -29,7 +30,9 @@ class Cell:
     runs: Sequence[Acceptance]
 
 
-def measure(pair: Pair, drafters: Sequence[str], *, limit: int | None, max_tokens: int, seed: int = 0) -> list[Cell]:
+def measure(
+    pair: Pair, drafters: Sequence[DFlashDrafter], *, limit: int | None, max_tokens: int, seed: int = 0
+) -> list[Cell]:
     """The drafter proposes its best tokens, so the text does not depend on it: write once, replay for each."""
     cells = []
     for name, size in SETS:

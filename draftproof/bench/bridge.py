@@ -1,4 +1,4 @@
-"""The one file of `bench` that reaches the engine; torch is imported inside its functions."""
+"""Where `bench` runs models: the one file of it that reaches torch, inside its functions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftproof.bench.workloads import Prompt
+from draftproof.errors import UserError
 
 if TYPE_CHECKING:
     from draftproof.engine.acceptance import Acceptance
     from draftproof.engine.pair import Pair
     from draftproof.engine.replay import Text
+    from draftproof.models.dflash import DFlashDrafter
 
 
 @dataclass(frozen=True)
@@ -37,23 +39,31 @@ def write_texts(pair: Pair, prompts: Sequence[list[int]], temperature: float, ma
 
     slots = min(len(prompts), 512 if pair.target.device.type == "cuda" else 16)
     longest = max(map(len, prompts))
-    writer = Writer(
-        pair.target, slots=slots, max_prompt=longest, max_tokens=max_tokens, stops=[pair.tokenizer.eos_token_id]
-    )
+    writer = Writer(pair.target, slots=slots, max_prompt=longest, max_tokens=max_tokens, stops=pair.stop_ids)
     jobs = {seed + i: Job(ids, temperature, seed + i, max_tokens) for i, ids in enumerate(prompts)}
     order = sorted(jobs.values(), key=lambda j: len(j.prompt_ids))
     written = {job.seed: ids for job, ids in writer.write(order)}
     return [Text(jobs[key].prompt_ids, written[key]) for key in jobs]
 
 
-def replay_texts(pair: Pair, drafters: Sequence[str], texts: Sequence[Text]) -> list[Acceptance]:
-    """Acceptance of every drafter along the same texts."""
-    from draftproof.engine.replay import replay
+def load_drafters(pair: Pair, names: Sequence[str]) -> list[DFlashDrafter]:
+    """Other drafters for the same target, checked against it."""
+    from draftproof.config.drafter import read_drafter
+    from draftproof.config.pair import check_pair, require_pair
     from draftproof.models.dflash import DFlashDrafter
     from draftproof.models.hub import resolve_drafter
 
-    loaded = [DFlashDrafter.load(resolve_drafter(name), pair.target) for name in drafters]
-    return [replay(pair.target, drafter, texts) for drafter in loaded]
+    folders = [resolve_drafter(name) for name in names]
+    for folder in folders:
+        require_pair(check_pair(read_drafter(folder), pair.target.spec))
+    return [DFlashDrafter.load(folder, pair.target) for folder in folders]
+
+
+def replay_texts(pair: Pair, drafters: Sequence[DFlashDrafter], texts: Sequence[Text]) -> list[Acceptance]:
+    """Acceptance of every drafter along the same texts."""
+    from draftproof.engine.replay import replay
+
+    return [replay(pair.target, drafter, texts) for drafter in drafters]
 
 
 def runners(
@@ -63,7 +73,7 @@ def runners(
     from draftproof.engine.engine import Engine
     from draftproof.engine.request import Request, SamplingParams
 
-    stop = pair.tokenizer.eos_token_id
+    stops = pair.stop_ids
     engines = {
         "dflash": Engine(pair.target, pair.drafter, context=context),
         "none": Engine(pair.target, context=context),
@@ -74,7 +84,7 @@ def runners(
             sampling = SamplingParams(temperature=temperature, seed=seed)
             out: list[int] = []
             begun, steps = time.perf_counter(), 0
-            for result in engine.generate([Request(ids, max_tokens, sampling, (stop,))]):
+            for result in engine.generate([Request(ids, max_tokens, sampling, stops)]):
                 out += result.tokens
                 steps += not result.prefill
             return Timed(out, time.perf_counter() - begun, steps)
@@ -92,20 +102,20 @@ def runners(
         out = plain.generate(
             tokens,
             attention_mask=torch.ones_like(tokens),
-            generation_config=generation_config(temperature, max_tokens, stop),
+            generation_config=generation_config(temperature, max_tokens, stops),
         )[0, len(ids) :].tolist()
         return Timed(out, time.perf_counter() - begun, len(out))
 
     return {**{name: ours(engine) for name, engine in engines.items()}, "transformers": theirs}
 
 
-def generation_config(temperature: float, max_tokens: int, stop: int) -> Any:
+def generation_config(temperature: float, max_tokens: int, stops: tuple[int, ...]) -> Any:
     """transformers' settings for plain greedy or plain temperature sampling, with none of its defaults on top."""
     from transformers import GenerationConfig
 
     chosen = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     return GenerationConfig(
-        max_new_tokens=max_tokens, eos_token_id=stop, pad_token_id=stop, **({"do_sample": False} | chosen)
+        max_new_tokens=max_tokens, eos_token_id=list(stops), pad_token_id=stops[0], **({"do_sample": False} | chosen)
     )
 
 
@@ -120,13 +130,6 @@ def plain_model(pair: Pair) -> Any:
     plain.load_state_dict(pair.target.model.state_dict(), assign=True, strict=False)
     plain.tie_weights()
     return plain.to(pair.target.device).eval()
-
-
-def sync(pair: Pair) -> None:
-    if pair.target.device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
 
 
 def score_gap(pair: Pair, ids: list[int], one: int, two: int, temperature: float, seed: int) -> float:
@@ -171,4 +174,6 @@ def peak_memory(pair: Pair, max_tokens: int) -> dict[str, float]:
         pass
     caches = engine.cache.nbytes + (pair.drafter.cache.nbytes if pair.drafter and pair.drafter.cache else 0)
     peak = torch.cuda.max_memory_allocated() if on_gpu else weights + peak_rss() - before
+    if not on_gpu and not before:
+        raise UserError("device-unavailable", "this system does not tell a process's peak memory", "leave the part out")
     return {"peak": peak, "weights": weights, "caches": caches, "ratio": peak / (weights + caches)}

@@ -1,7 +1,7 @@
 """Is the output the target's own? The same prompts with and without the drafter, and by transformers' own generate.
 
-A divergence is a tie when the two tokens' logits at the first differing position lie closer than TIE: kernels for one
-row and for several rows round differently. Anything else is a bug.
+A divergence is a tie when the two tokens' logits at the first differing position lie closer than TIE allows for the
+dtype: kernels for one row and for several rows round differently. Anything else is a bug.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from draftproof.bench import bridge
 if TYPE_CHECKING:
     from draftproof.engine.pair import Pair
 
-TIE = 1e-4
+TIE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 0.25, "float16": 0.05}
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ def _judge(
     if at >= min(len(one), len(two)):  # one text is the beginning of the other: no kernel rounds like that
         return Comparison(name, temperature, ways, len(two), at, None, "bug")
     gap = bridge.score_gap(pair, ids + two[:at], one[at], two[at], temperature, seed)
-    return Comparison(name, temperature, ways, len(two), at, gap, "tie" if gap < TIE else "bug")
+    return Comparison(name, temperature, ways, len(two), at, gap, "tie" if gap < TIE[pair.dtype.value] else "bug")
 
 
-def summary(results: Sequence[Comparison]) -> dict[str, Any]:
+def summary(results: Sequence[Comparison], dtype: str) -> dict[str, Any]:
     return {
         "compared": len(results),
         "identical": sum(r.verdict == "identical" for r in results),
         "ties": [asdict(r) for r in results if r.verdict == "tie"],
         "bugs": [asdict(r) for r in results if r.verdict == "bug"],
-        "tie_rule": f"scores of the two tokens closer than {TIE}",
+        "tie_rule": f"{dtype}: scores of the two tokens closer than {TIE[dtype]}",
     }

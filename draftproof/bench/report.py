@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +13,6 @@ from draftproof.bench.lossless import Comparison
 from draftproof.engine.acceptance import Acceptance
 
 DEPTHS_SHOWN = 15
-
-
-def print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, indent=2))
 
 
 def print_acceptance(result: Acceptance) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from draftproof.bench import bridge
 from draftproof.bench.workloads import load_workload
 from draftproof.engine.acceptance import mean_interval
+from draftproof.errors import UserError
 
 if TYPE_CHECKING:
     from draftproof.engine.pair import Pair
@@ -48,6 +49,10 @@ def measure(
     from draftproof.train.regen import repeated_4grams
 
     prompts = load_workload(workload, skip + limit)[skip:]
+    if len(prompts) < limit:
+        raise UserError(
+            "bad-option", f"{workload} has {len(prompts)} prompts after the first {skip}", "lower --skip or --limit"
+        )
     encoded = [bridge.encode(pair, p) for p in prompts]
     run = bridge.runners(pair, temperature, max_tokens, max(map(len, encoded)) + max_tokens)
     for method in METHODS:
@@ -78,6 +83,8 @@ def ratio(samples: Sequence[Sample], method: str, base: str) -> tuple[float, flo
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
     kept = [s for s in samples if not s.looped]
+    if not kept:
+        raise UserError("bad-option", f"all {len(samples)} plain answers loop: nothing to compare", "raise --limit")
     steps = sum(s.steps for s in kept)
     return {
         "prompts": len(kept),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from draftproof.bench import acceptance, machine, speed
+from draftproof.bench import acceptance, bridge, machine, speed
 
 PARTS = ("speed", "acceptance", "memory", "all")
 SPEED_PROMPTS, SPEED_SET, TEMPERATURES = 20, "mtbench", (0.0, 0.7)
@@ -28,20 +28,17 @@ def run_bench(
 
     load = speed.OtherLoad()
     pair = load_pair(target, drafter, dtype=dtype, device=device)
-    result: dict[str, Any] = {
-        "drafter": drafter,
-        "against": against,
-        "max_tokens": max_tokens or [SPEED_TOKENS, ACCEPTANCE_TOKENS],
-    }
+    assert pair.drafter is not None
+    drafters = [pair.drafter, *bridge.load_drafters(pair, [against] if against else [])]
+    names = [drafter, against] if against else [drafter]
+    result: dict[str, Any] = {"drafter": drafter, "against": against}
+    if part in ("memory", "all"):  # first: memory that an allocator kept from other parts would hide the peak
+        result["memory"] = bridge.peak_memory(pair, max_tokens or SPEED_TOKENS)
     if part in ("speed", "all"):
-        result["speed"] = {
-            str(t): _speed(pair, t, limit or SPEED_PROMPTS, skip, max_tokens or SPEED_TOKENS) for t in TEMPERATURES
-        }
-    if part in ("memory", "all"):
-        result["memory"] = _memory(pair, max_tokens or SPEED_TOKENS)
+        tokens = max_tokens or SPEED_TOKENS
+        result["speed"] = {str(t): _speed(pair, t, limit or SPEED_PROMPTS, skip, tokens) for t in TEMPERATURES}
     if part in ("acceptance", "all"):
-        names = [drafter] + ([against] if against else [])
-        cells = acceptance.measure(pair, names, limit=limit, max_tokens=max_tokens or ACCEPTANCE_TOKENS)
+        cells = acceptance.measure(pair, drafters, limit=limit, max_tokens=max_tokens or ACCEPTANCE_TOKENS)
         result["acceptance"] = acceptance.as_dict(cells, names)
     result["other_load"] = load.share()
     result["provenance"] = machine.provenance(
@@ -65,10 +62,3 @@ def _speed(pair: Any, temperature: float, limit: int, skip: int, max_tokens: int
         report=progress,
     )
     return speed.summary(samples)
-
-
-def _memory(pair: Any, max_tokens: int) -> dict[str, Any]:
-    """Peak while decoding, over weights plus caches."""
-    from draftproof.bench import bridge
-
-    return bridge.peak_memory(pair, max_tokens)

@@ -34,6 +34,13 @@ class Pair:
     device: Choice
     dtype: Choice
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Every token that ends a turn: the tokenizer's end token and those of generation_config.json."""
+        listed = self.target.model.generation_config.eos_token_id
+        several = listed if isinstance(listed, list) else [listed]
+        return tuple(sorted({*several, self.tokenizer.eos_token_id} - {None}))
+
 
 def load_pair(target: str, drafter: str | None, *, dtype: str = "auto", device: str = "auto") -> Pair:
     """Resolve names, check the pair before any weight is read, then load. Errors are UserError."""
@@ -61,9 +68,9 @@ def load_tokenizer(folder: Any) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged tokenizer.json fails in the tokenizers library in many ways
         raise UserError(
-            "not-a-model", f"{folder}: no usable tokenizer ({error})", "add the target's tokenizer.json"
+            "not-a-model", f"{folder}: no usable tokenizer ({error})", "add the target's own tokenizer.json"
         ) from None
 
 
@@ -81,6 +88,8 @@ def choose_device(asked: str) -> Choice:
         raise UserError(
             "device-unavailable", f"{asked}: {str(error).splitlines()[0]}", "use --device cpu or auto"
         ) from None
+    if kind == "cuda":
+        torch.cuda.set_device(asked)  # streams and memory statistics follow the current device
     return Choice(asked, "asked for")
 
 
@@ -90,7 +99,9 @@ def choose_dtype(asked: str, device: str) -> Choice:
     if asked != "auto":
         raise UserError("bad-option", f"dtype {asked!r} is not known", f"use auto, {', '.join(DTYPES)}")
     if device != "cpu":
-        return Choice("bfloat16", "auto: the GPU's native format")
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return Choice("bfloat16", "auto: this GPU multiplies bfloat16 natively")
+        return Choice("float16", "auto: this GPU has no bfloat16 arithmetic")
     if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         return Choice("bfloat16", "auto: this CPU multiplies bfloat16 natively")
     return Choice("float32", "auto: this CPU has no bfloat16 arithmetic, several rows at once would be slow")

@@ -136,7 +136,7 @@ def _steps(
         drafts = drafter.draft(slots, window[:, 0].clamp(min=0), reach).ids[..., 0]
         accepted = (drafts == window[:, 1:]).int().cumprod(1).sum(1)
         counts = torch.where(running, accepted + 1, 0)
-        block = (at[:, None] + columns).clamp(max=features.shape[1] - 1)
+        block = at[:, None] + columns
         rows = features.gather(1, block[:, :, None].expand(-1, -1, features.shape[-1]))
         drafter.extend(slots, rows, counts, reach)
         at = (at + counts).clamp(max=ids.shape[1] - drafter.depth - 1)

@@ -25,7 +25,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, ">= 0")
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
-        _check(self.top_k >= 0, "top_k", self.top_k, ">= 0 (0 switches it off)")
+        _check(0 <= self.top_k < 2**31, "top_k", self.top_k, "in [0, 2^31) (0 switches it off)")
         _check(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         penalty = self.repetition_penalty
         _check(math.isfinite(penalty) and penalty > 0, "repetition_penalty", penalty, "> 0 (1 switches it off)")

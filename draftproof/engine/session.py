@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from draftproof.engine.acceptance import Acceptance, TextAcceptance
 from draftproof.engine.engine import Engine
+from draftproof.engine.output import print_json
 from draftproof.engine.pair import Pair, load_pair
 from draftproof.engine.request import Request, SamplingParams, StepResult
 from draftproof.engine.text import Piece, TextStream, encode_chat, encode_raw
@@ -53,20 +53,26 @@ class Answer:
 def answer(ask: Ask, *, device: str, dtype: str, compare: bool, stats: bool, as_json: bool) -> None:
     """Load, generate and print; with `compare` the same prompt again without the drafter."""
     Request([0], ask.max_tokens, ask.sampling)  # refuse bad options before anything is loaded
+    if not all(ask.stops):
+        raise UserError("bad-option", "a stop string is empty", "give --stop a text")
+    if not _is_text(ask.prompt):
+        raise UserError("bad-option", "the prompt is not valid UTF-8", "convert it to UTF-8")
     if not ask.prompt.strip():
         raise UserError("prompt-empty", "the prompt is empty", "give at least one word")
     pair = load_pair(ask.target, ask.drafter, dtype=dtype, device=device)
     encode = encode_raw(pair.tokenizer, ask.prompt) if ask.raw else _chat(pair, ask.prompt)
     sampling = ask.sampling.seeded()
-    request = Request(encode, ask.max_tokens, sampling, (pair.tokenizer.eos_token_id,))
+    request = Request(encode, ask.max_tokens, sampling, pair.stop_ids)
     out = Console(highlight=False, soft_wrap=True)
     show = (lambda _: None) if as_json else _printer(out)
     answered = generate(pair, request, ask.stops, show)
     plain = generate(replace(pair, drafter=None), request, ask.stops, lambda _: None) if compare else None
     if as_json:
-        print(json.dumps(_report(pair, sampling, answered, plain), indent=2))
+        print_json(_report(pair, sampling, answered, plain))
         return
-    out.print()
+    out.file.write("\n")
+    if ask.sampling.seed is None and sampling.temperature and not sys.stdout.isatty() and not stats:
+        print(f"seed {sampling.seed}", file=sys.stderr)  # a text that nobody could repeat would be worth less
     if stats or compare or sys.stdout.isatty():
         _print_stats(Console(stderr=True, highlight=False), pair, sampling, answered, plain)
 
@@ -88,6 +94,11 @@ def generate(pair: Pair, request: Request, stops: tuple[str, ...], show: Callabl
     return result
 
 
+def _is_text(words: str) -> bool:
+    """Undecodable bytes of stdin or an argument arrive as lone surrogates."""
+    return not any("\ud800" <= c <= "\udfff" for c in words)
+
+
 def _count(result: Answer, step: StepResult) -> None:
     result.tokens += step.tokens
     if not step.prefill:
@@ -101,7 +112,10 @@ def _chat(pair: Pair, prompt: str) -> list[int]:
 
 def _printer(out: Console) -> Callable[[Piece], None]:
     def show(piece: Piece) -> None:
-        out.print(Text(piece.text, style=DRAFTED if piece.drafted else ""), end="")
+        if out.is_terminal:
+            out.print(Text(piece.text, style=DRAFTED if piece.drafted else ""), end="")
+        else:
+            out.file.write(piece.text)  # rich would expand tabs
         out.file.flush()
 
     return show

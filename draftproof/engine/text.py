@@ -46,7 +46,8 @@ class TextStream:
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
         self.tokenizer, self.stops, self.stopped = tokenizer, [s for s in stops if s], False
-        self._ids: list[int] = []  # tokens since the last character boundary
+        self._ids: list[int] = []  # tokens whose text is not out yet, behind the last few that are, for context
+        self._before = ""  # the text of that context alone
         self._held: list[Piece] = []  # decoded, but maybe the beginning of a stop string
         self._special = set(tokenizer.all_special_ids)
 
@@ -57,20 +58,30 @@ class TextStream:
             if token in self._special:
                 continue
             self._ids.append(token)
-            text = self.tokenizer.decode(self._ids, clean_up_tokenization_spaces=False)
+            text = self._decode(self._ids)
             if text.endswith(BROKEN):
                 continue
-            self._ids = []
-            self._held.append(Piece(text, number < result.accepted))
-            yield from self._release()
-        if result.finish:
+            yield from self._take(text, token, number < result.accepted)
+        if result.finish and not self.stopped:
             yield from self.flush()
 
     def flush(self) -> Iterator[Piece]:
-        """The text held back, when the request ends without a stop string."""
-        if not self.stopped:
-            yield from self._held
-            self._held = []
+        """The text held back, when the request ends without a stop string; half a character stays a broken one."""
+        text = self._decode(self._ids) if self._ids else self._before
+        if len(text) > len(self._before):
+            self._held.append(Piece(text[len(self._before) :], False))
+        yield from self._held
+        self._held, self._ids, self._before = [], [], ""
+
+    def _take(self, text: str, token: int, drafted: bool) -> Iterator[Piece]:
+        """Hold what the token adds to its context: decoders strip a space from the first token they are given."""
+        self._held.append(Piece(text[len(self._before) :], drafted))
+        self._ids = [token]
+        self._before = self._decode(self._ids)
+        yield from self._release()
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _release(self) -> Iterator[Piece]:
         text = "".join(p.text for p in self._held)

@@ -62,16 +62,22 @@ class Target:
         require_supported(spec, spec.num_layers)
         check_weights(Path(folder))
         attention.register()
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=attention.NAME,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation=attention.NAME,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+        except (ValueError, OSError, KeyError, AttributeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(
+                "target-unsupported", f"{folder}: transformers cannot load it: {reason}", "use a model type it knows"
+            ) from None
         model, report = loaded
         model.to(device)
         require_loaded(model, report, folder)
@@ -161,7 +167,14 @@ def causal_plan(cache: KVCache, slots: Any, rows: int, reach: int) -> Plan:
 def decoder_of(model: Any) -> Any:
     """The module that owns `layers`, below a causal-LM head and possibly below a multimodal wrapper."""
     decoder = model.get_decoder()
-    return decoder if hasattr(decoder, "layers") else decoder.language_model
+    decoder = decoder if hasattr(decoder, "layers") else getattr(decoder, "language_model", decoder)
+    if not (hasattr(decoder, "layers") and hasattr(decoder, "norm")):
+        raise UserError(
+            "target-unsupported",
+            f"{type(model).__name__} keeps no `layers` and `norm` in its decoder",
+            "use a target of the Llama kind of layout (Llama, Mistral, Qwen, Gemma, SmolLM, ...)",
+        )
+    return decoder
 
 
 def layer_windows(spec: TargetSpec) -> list[int | None]:
