@@ -204,3 +204,89 @@ def test_index_that_points_outside_the_folder(call, pair) -> None:
     index = {"metadata": {}, "weight_map": {"fc.weight": "../target/model.safetensors"}}
     (pair[1] / "model.safetensors.index.json").write_text(json.dumps(index))
     refused(call(*ask(pair)), "weights-unsafe", "../target")
+
+
+def test_without_the_engine_extra_the_command_says_what_to_install(tmp_path) -> None:
+    import subprocess
+
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['run', 'hi']; from draftproof.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "[dependency-missing]" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        (["bench", "--part", "acceptance", "--skip", "3"], "--skip"),
+        (["bench", "--part", "speed", "--against", "x"], "--against"),
+        (["bench", "--part", "memory", "--limit", "3"], "--limit"),
+        (["bench", "--part", "colour"], "colour"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(call, args, name) -> None:
+    refused(call(*args), "bad-option", name)
+
+
+def test_more_prompts_than_there_are(call, pair, tmp_path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"prompt": "w5 w6"}\n')
+    args = ["--workload", few, "--target", pair[0], "--drafter", pair[1]]
+    refused(call("lossless", "--prompts", 5, *args), "bad-option", "only 1")
+
+
+def test_lossless_says_identical_on_a_tiny_pair(call, pair, tmp_path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"prompt": "w5 w6 w9"}\n{"prompt": "w40 w11"}\n')
+    args = ["--workload", few, "--target", pair[0], "--drafter", pair[1], "--dtype", "float64", "--max-tokens", 24]
+    status, out, err = call("lossless", "--prompts", 2, "--json", *args)
+    report = json.loads(out)
+    assert status == 0 and report["identical"] == report["compared"] == 8 and not report["bugs"], err
+
+
+def test_lossless_calls_a_wrong_token_a_bug(call, pair, tmp_path, monkeypatch) -> None:
+    """Control: an engine that alters a token of the drafted run must be found out."""
+    from draftproof.bench import bridge
+
+    right = bridge.runners
+
+    def altered(*args):
+        run = right(*args)
+        good = run["dflash"]
+        run["dflash"] = lambda ids, seed: bridge.Timed(
+            [t ^ 1 if i == 5 else t for i, t in enumerate(good(ids, seed).ids)], 1.0, 1
+        )
+        return run
+
+    monkeypatch.setattr(bridge, "runners", altered)
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"prompt": "w5 w6 w9"}\n')
+    args = ["--workload", few, "--target", pair[0], "--drafter", pair[1], "--dtype", "float64", "--max-tokens", 24]
+    status, out, _ = call("lossless", "--prompts", 1, "--json", *args)
+    assert status == 1 and json.loads(out)["bugs"]
+
+
+def test_damaged_tokenizer(call, pair) -> None:
+    (pair[0] / "tokenizer.json").write_text('{"version": "1.0"}')
+    refused(call(*ask(pair)), "not-a-model", "tokenizer")
+
+
+def test_model_type_that_transformers_does_not_know(call, pair) -> None:
+    config = json.loads((pair[0] / "config.json").read_text())
+    (pair[0] / "config.json").write_text(json.dumps(config | {"model_type": "nonesuch"}))
+    refused(call(*ask(pair)), "target-unsupported")
+
+
+@pytest.mark.parametrize("extra", [["--top-k", str(2**70)], ["--stop", ""]])
+def test_more_bad_options(call, pair, extra) -> None:
+    refused(call(*ask(pair, *extra)), "bad-option")
+
+
+def test_bytes_that_are_no_text(call, pair) -> None:
+    refused(call(*ask(pair, prompt="w5 \udcff")), "bad-option", "UTF-8")
+
+
+def test_json_has_no_nan(call, pair) -> None:
+    status, out, err = call(*ask(pair, "--max-tokens", 1, "--json"))
+    assert status == 0 and "NaN" not in out and json.loads(out)["acceptance"]["tau"] is None, err
