@@ -65,10 +65,12 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        cached = path.absolute().is_relative_to(cache_dir())
+        other = "set DRAFTPROOF_CACHE to a folder with room" if cached else "name another folder"
         raise UserError(
             "disk-full",
             f"{path} could not be written: {error.strerror or error}",
-            "free some space, mend the folder's permissions, or set DRAFTPROOF_CACHE to a folder with room",
+            f"free some space, mend the folder's permissions, or {other}",
         ) from error
 
 

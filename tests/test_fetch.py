@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -205,11 +206,23 @@ def test_an_index_without_the_project(index: Index, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_full_disk(index: Index, cache: Path) -> None:
-    (cache / "downloads").mkdir(parents=True)
-    (cache / "downloads" / f"toy_pack-1.0-{SHA256[:12]}.part").symlink_to("/dev/full")
-    error = refused("disk-full")
-    assert "No space left" in error.message and "DRAFTPROOF_CACHE" in error.fix
+    """A limit of the file size stands for it: /dev/full is not everywhere."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        error = refused("disk-full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large" in error.message and "DRAFTPROOF_CACHE" in error.fix
     assert not list(cache.rglob("*.whl"))
+
+
+def test_the_advice_follows_the_place(cache: Path, tmp_path: Path) -> None:
+    for path, in_cache in ((cache / "models" / "x", True), (tmp_path / "cache-of-mine" / "x", False)):
+        with pytest.raises(UserError) as caught, fetch.writing(path):
+            raise OSError(28, "No space left on device")
+        assert ("DRAFTPROOF_CACHE" in caught.value.fix) == in_cache
+        assert ("another folder" in caught.value.fix) != in_cache
 
 
 def test_a_cache_that_is_a_file(index: Index, cache: Path) -> None:

@@ -13,6 +13,7 @@ from draftproof.bench import bridge
 from draftproof.bench.workloads import load_workload
 from draftproof.engine.acceptance import mean_interval
 from draftproof.errors import UserError
+from draftproof.train.loops import repeated_4grams
 
 if TYPE_CHECKING:
     from draftproof.engine.pair import Pair
@@ -46,8 +47,6 @@ def measure(
     skip: int = 0,
 ) -> list[Sample]:
     """The order of methods rotates from prompt to prompt, so that a drift of the machine meets all of them."""
-    from draftproof.train.regen import repeated_4grams
-
     prompts = load_workload(workload, skip + limit)[skip:]
     if len(prompts) < limit:
         raise UserError(

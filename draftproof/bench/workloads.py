@@ -11,8 +11,7 @@ from typing import Any
 
 from draftproof.errors import UserError
 from draftproof.fetch import cache_dir, extract_member, fetch_wheel, locked
-
-ROLES = ("system", "user", "assistant")
+from draftproof.train.prompts_file import read_rows
 
 
 @dataclass(frozen=True)
@@ -128,40 +127,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         raise UserError(
             "not-found", f"{path} is neither a file nor a known set", f"name a JSONL file or one of: {known}"
         )
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError("bad-texts", f"{path} is not UTF-8: {error}", "save the file as UTF-8") from error
-    prompts = [_custom(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not prompts:
-        raise UserError("bad-texts", f"{path} holds no prompts", 'write one {"prompt": "..."} a line')
-    return prompts
-
-
-def _custom(path: Path, number: int, line: str) -> Prompt:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise _bad_line(path, number, f"it is not JSON: {error}") from error
-    if not isinstance(row, dict) or ("prompt" in row) == ("messages" in row):
-        raise _bad_line(path, number, "it needs either `prompt` or `messages`")
-    if unknown := sorted(row.keys() - {"prompt", "messages", "id", "category", "source"}):
-        raise _bad_line(path, number, f"it has the unknown key {unknown[0]!r}")
-    messages = row.get("messages", [{"role": "user", "content": row.get("prompt")}])
-    if not isinstance(messages, list) or not messages or not all(_is_message(item) for item in messages):
-        raise _bad_line(path, number, f"a message is a role of {', '.join(ROLES)} and a non-empty text")
-    return Prompt(str(row.get("id", number)), messages, str(row.get("category", path.stem)))
-
-
-def _is_message(item: Any) -> bool:
-    if not isinstance(item, dict) or item.keys() != {"role", "content"}:
-        return False
-    return item["role"] in ROLES and isinstance(item["content"], str) and bool(item["content"].strip())
-
-
-def _bad_line(path: Path, number: int, why: str) -> UserError:
-    return UserError(
-        "bad-texts",
-        f"{path} line {number}: {why}",
-        'write {"prompt": "..."} or {"messages": [...]} in that line',
-    )
+    return [
+        Prompt(str(row.get("id", number)), row["messages"], str(row.get("category", path.stem)))
+        for number, row in read_rows(path)
+    ]

@@ -36,10 +36,7 @@ class Pair:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Every token that ends a turn: the tokenizer's end token and those of generation_config.json."""
-        listed = self.target.model.generation_config.eos_token_id
-        several = listed if isinstance(listed, list) else [listed]
-        return tuple(sorted({*several, self.tokenizer.eos_token_id} - {None}))
+        return turn_ends(self.target, self.tokenizer)
 
 
 def load_pair(target: str, drafter: str | None, *, dtype: str = "auto", device: str = "auto") -> Pair:
@@ -61,6 +58,13 @@ def load_pair(target: str, drafter: str | None, *, dtype: str = "auto", device: 
         where,
         kind,
     )
+
+
+def turn_ends(target: Target, tokenizer: Any) -> tuple[int, ...]:
+    """Every token that ends a turn: the tokenizer's end token and those of generation_config.json."""
+    listed = target.model.generation_config.eos_token_id
+    several = listed if isinstance(listed, list) else [listed]
+    return tuple(sorted({*several, tokenizer.eos_token_id} - {None}))
 
 
 def load_tokenizer(folder: Any) -> Any:

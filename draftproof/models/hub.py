@@ -78,8 +78,7 @@ def resolve_drafter(name: str) -> Path:
 
 
 def _folder_or_hub(name: str) -> Path:
-    path = Path(name).expanduser()
-    if path.exists():
+    if (path := _existing(name)) is not None:
         return _model_folder(path)
     if HUB_ID.fullmatch(name):
         return _model_folder(_snapshot(name))
@@ -88,6 +87,15 @@ def _folder_or_hub(name: str) -> Path:
         f"there is no folder {name!r}",
         f"give a folder with a config.json, a hub id (org/name), {EMBEDDED_TARGET} or {EMBEDDED_DRAFTER}",
     )
+
+
+def _existing(name: str) -> Path | None:
+    """The path of that name if it is there; a name that the system refuses (too long, ~nobody) is not."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):
+        return None
 
 
 def _model_folder(path: Path) -> Path:
@@ -105,11 +113,18 @@ def _snapshot(repo: str) -> Path:
         from huggingface_hub.errors import (
             GatedRepoError,
             HfHubHTTPError,
+            HFValidationError,
             LocalEntryNotFoundError,
             RepositoryNotFoundError,
         )
     try:
         return Path(snapshot_download(repo, allow_patterns=HUB_FILES))
+    except HFValidationError as error:
+        raise UserError(
+            "not-found",
+            f"there is no folder {repo} here, and the hub allows no such name: {error}",
+            "check the spelling",
+        ) from error
     except GatedRepoError as error:
         raise UserError(
             "hub-unreachable",
@@ -365,7 +380,9 @@ def _header(path: Path) -> Tensors:
     try:
         header = json.loads(raw)
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        return {name: _tensor(path, name, entry, size - 8 - length) for name, entry in entries.items()}
+        tensors = {name: _tensor(path, name, entry, size - 8 - length) for name, entry in entries.items()}
+        _require_packed(path, [entry["data_offsets"] for entry in entries.values()], size - 8 - length)
+        return tensors
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise _truncated(path, f"its header cannot be read ({error})") from error
 
@@ -379,6 +396,17 @@ def _tensor(path: Path, name: str, entry: dict[str, Any], data: int) -> tuple[st
     if end > data:
         raise _truncated(path, f"{name} ends at byte {end} of {data}")
     return dtype, shape
+
+
+def _require_packed(path: Path, spans: list[list[int]], data: int) -> None:
+    """Tensors lie end to end and fill the file, as the library demands: nothing hides between or behind them."""
+    at = 0
+    for start, end in sorted(spans):
+        if start != at:
+            raise _truncated(path, f"a tensor begins at byte {start}, the one before it ends at {at}")
+        at = end
+    if at != data:
+        raise _truncated(path, f"{data - at} bytes lie behind the last tensor")
 
 
 def _truncated(path: Path, why: str) -> UserError:

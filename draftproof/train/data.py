@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,13 @@ import torch
 from torch import Tensor
 
 from draftproof.errors import UserError
+from draftproof.fetch import write_atomically
+from draftproof.train.loops import repeated_4grams
+from draftproof.train.prompts_file import read_chats
 from draftproof.train.recipe import Data
-from draftproof.train.regen import Job, repeated_4grams
+from draftproof.train.regen import Job
+
+AFTER = 8  # tokens of a prompt kept free for what the template writes behind a user's words
 
 
 @dataclass(frozen=True)
@@ -38,39 +42,40 @@ def prompt_jobs(header: list[int], count: int, data: Data, seed: int) -> Iterato
     """The target writes a user's turn behind the bare chat header, at temperature 1 for variety."""
     draw = random.Random(seed)
     for _ in range(count):
-        yield Job(header, 1.0, draw.getrandbits(48), data.max_prompt - len(header) - 8)
+        yield Job(header, 1.0, draw.getrandbits(48), data.max_prompt - len(header) - AFTER)
 
 
 def read_prompts(path: str | Path, tokenizer: Any) -> list[list[int]]:
-    """JSON lines with `messages` -> prompt ids by the tokenizer's own chat template."""
-    prompts = []
-    if not Path(path).is_file():
-        raise UserError(
-            "not-found", f"{path} does not exist", "name a JSONL file of chats (`draftproof prompts` writes one)"
-        )
-    for number, line in enumerate(Path(path).read_text().split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            messages = json.loads(line)["messages"]
-        except (ValueError, KeyError, TypeError):
-            raise UserError(
-                "bad-texts", f'{path}, line {number}: no JSON object with "messages"', "one chat a line"
-            ) from None
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        prompts.append(text)
+    """A prompts file -> prompt ids by the tokenizer's own chat template."""
+    prompts = [_templated(tokenizer, chat) for chat in read_chats(Path(path))]
     return list(tokenizer(prompts, add_special_tokens=False)["input_ids"])
 
 
 def chat_header(tokenizer: Any) -> tuple[list[int], list[int]]:
     """(ids up to where a user's words begin, ids from where they end up to the answer), read off the chat template."""
     mark = "\x00draftproof\x00"
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
+    parts = _templated(tokenizer, [{"role": "user", "content": mark}]).split(mark)
+    if len(parts) != 2:
+        raise _no_template(f"writes a user's words {len(parts) - 1} times")
+    before, after = tokenizer(parts, add_special_tokens=False)["input_ids"]
+    return before, after
+
+
+def _templated(tokenizer: Any, chat: list[dict[str, str]]) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    except (TemplateError, ValueError, TypeError) as error:  # ValueError: there is no template
+        raise _no_template(f"fails on the roles {[m['role'] for m in chat]}: {str(error).splitlines()[0]}") from error
+
+
+def _no_template(why: str) -> UserError:
+    return UserError(
+        "target-unsupported",
+        f"training needs the target's chat template, which {why}",
+        "add a usable chat_template to the target's tokenizer, or leave out chats with roles that it refuses",
     )
-    before, after = text.split(mark)
-    encode = tokenizer(text=[before, after], add_special_tokens=False)["input_ids"]
-    return encode[0], encode[1]
 
 
 def keep(example: Example, data: Data) -> bool:
@@ -79,13 +84,11 @@ def keep(example: Example, data: Data) -> bool:
 
 def save_examples(path: Path, examples: Sequence[Example]) -> None:
     """One safetensors file: all ids behind each other (int32) and the two lengths of every example."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     ids = torch.tensor([t for e in examples for t in (*e.prompt_ids, *e.response_ids)], dtype=torch.int32)
     sizes = torch.tensor([(len(e.prompt_ids), len(e.response_ids)) for e in examples], dtype=torch.int32)
-    part = path.with_name(path.name + ".part")
-    save_file({"ids": ids, "sizes": sizes}, part)
-    part.replace(path)
+    write_atomically(path, iter([save({"ids": ids, "sizes": sizes})]))
 
 
 def load_examples(path: Path) -> list[Example]:
@@ -101,7 +104,7 @@ def load_examples(path: Path) -> list[Example]:
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """tokens int64 [S, T] padded right; anchors int64 [S, A] positions; weight bool [S, A, B - 1]: label exists."""
+    """tokens int64 [S, T] padded right; anchors int64 [S, A] positions; labelled bool [S, A, B - 1]."""
 
     tokens: Tensor
     anchors: Tensor

@@ -9,6 +9,7 @@ from typing import Any
 from draftproof.config.drafter import DrafterSpec, read_drafter
 from draftproof.config.target import TargetSpec
 from draftproof.errors import UserError
+from draftproof.fetch import write_atomically
 from draftproof.models.dflash import DFlash
 from draftproof.train.recipe import Shape
 
@@ -48,17 +49,14 @@ def drafter_config(shape: Shape, target: TargetSpec, intermediate: int) -> dict[
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> DrafterSpec:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_atomically(folder / "config.json", iter([(json.dumps(config, indent=2) + "\n").encode()]))
     return read_drafter(folder)
 
 
 def export(model: DFlash, folder: Path) -> None:
     """Weights beside an existing config.json; written whole or not at all."""
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    part = folder / "model.safetensors.part"
     tensors = {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in model.state_dict().items()}
-    save_file(tensors, part, metadata={"format": "pt"})
-    part.replace(folder / "model.safetensors")
+    write_atomically(folder / "model.safetensors", iter([save(tensors, metadata={"format": "pt"})]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftproof.fetch import write_atomically
 from draftproof.models.dflash import DFlash
 from draftproof.models.target import Target
 from draftproof.train.capture import capture, label_rows
@@ -47,28 +49,44 @@ def train(
     seconds: float = math.inf,
     report: Callable[[dict[str, Any]], None] = lambda _: None,
     every: int = 50,
+    save: Callable[[], None] = lambda: None,
+    save_every: float = 120.0,
 ) -> None:
-    """Advance `run` to step `until` (default: its end) or for `seconds`, whichever comes first."""
+    """Advance `run` to step `until` (default: its end) or for `seconds`, whichever comes first.
+
+    `save` is called every `save_every` seconds and at the end, also when an interrupt or an error ends it, but never
+    with a step half done: a resumed run must give the same weights.
+    """
     o, block = run.recipe.optimiser, run.model.spec.block_size
     stream = batches(
         examples, sequences=o.sequences, anchors=o.anchors, block=block, seed=run.recipe.seed, start=run.step
     )
     begun, meter = time.monotonic(), Meter()
+    saved, whole = begun, True
     run.model.train()
-    while run.step < (until or run.total) and time.monotonic() - begun < seconds:
-        set_rate(run)
-        loss, stats = batch_loss(run.model, target, next(stream), run.recipe)
-        loss.backward()
-        nn.utils.clip_grad_norm_(run.model.parameters(), o.clip)
-        for optimiser in run.optimisers:
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-        run.step += 1
-        meter.add(loss.detach(), stats)
-        if run.step % every == 0 or run.step == run.total:
-            run.log.append({"step": run.step, "seconds": round(time.monotonic() - begun, 1), **meter.read()})
-            report(run.log[-1])
-            meter = Meter()
+    try:
+        while run.step < (until or run.total) and time.monotonic() - begun < seconds:
+            set_rate(run)
+            loss, stats = batch_loss(run.model, target, next(stream), run.recipe)
+            loss.backward()
+            nn.utils.clip_grad_norm_(run.model.parameters(), o.clip)
+            whole = False
+            for optimiser in run.optimisers:
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
+            run.step += 1
+            whole = True
+            meter.add(loss.detach(), stats)
+            if run.step % every == 0 or run.step == run.total:
+                run.log.append({"step": run.step, "seconds": round(time.monotonic() - begun, 1), **meter.read()})
+                report(run.log[-1])
+                meter = Meter()
+            if time.monotonic() - saved >= save_every:
+                save()
+                saved = time.monotonic()
+    finally:
+        if whole:
+            save()
 
 
 def batch_loss(model: DFlash, target: Target, batch: TrainBatch, recipe: Recipe) -> tuple[Tensor, BlockStats]:
@@ -147,7 +165,6 @@ def set_rate(run: Run) -> None:
 
 
 def save_run(run: Run, path: Path) -> None:
-    part = path.with_name(path.name + ".part")
     state = {
         "model": run.model.state_dict(),
         "optimisers": [o.state_dict() for o in run.optimisers],
@@ -155,8 +172,9 @@ def save_run(run: Run, path: Path) -> None:
         "total": run.total,
         "log": run.log,
     }
-    torch.save(state, part)
-    part.replace(path)
+    buffer = io.BytesIO()  # torch.save to a file hides the system's error behind one of its own
+    torch.save(state, buffer)
+    write_atomically(path, iter([buffer.getvalue()]))
 
 
 def resume(run: Run, path: Path) -> None:

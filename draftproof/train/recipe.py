@@ -80,10 +80,10 @@ def load_recipe(path: str | Path) -> Recipe:
     try:
         with Path(path).open("rb") as file:
             raw = tomllib.load(file)
-    except FileNotFoundError:
-        raise UserError("not-found", f"{path} does not exist", "name a TOML recipe") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError("bad-config", f"{path}: {error}", "mend the TOML syntax") from None
+    except OSError as error:  # absent, a folder, not readable
+        raise UserError("not-found", f"{path} cannot be read: {error.strerror}", "name a TOML recipe") from None
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
+        raise UserError("bad-config", f"{path}: {error}", "mend the TOML syntax, and save it as UTF-8") from None
     try:
         return Recipe.model_validate(raw)
     except ValidationError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from draftproof.errors import UserError
@@ -58,6 +59,13 @@ def test_a_folder_that_is_not_there(name: str) -> None:
     with pytest.raises(UserError) as caught:
         hub.resolve_target(name)
     assert caught.value.code == "not-found" and "smollm2-135m" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "org/" + "x" * 5000, "org/na--me", "org/name.", "~nobody-of-that-name/x"])
+def test_a_name_that_nothing_can_have(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        hub.resolve_target(name)
+    assert caught.value.code == "not-found"
 
 
 def test_not_a_model(model: Path) -> None:
@@ -136,6 +144,30 @@ def test_truncated_weights(model: Path, keep: int) -> None:
 def test_impossible_headers(model: Path, header: Any) -> None:
     write_safetensors(model / "model.safetensors", header, b"12345678")
     refused("weights-truncated", model, "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": entry("F32", [1], 0, 4)},
+        {"a": entry("F32", [1], 4, 8)},
+        {"a": entry("F32", [1], 0, 4), "b": entry("F32", [1], 0, 4)},
+        {"a": entry("F32", [1], 0, 4), "b": entry("F16", [1], 5, 7)},
+        {},
+    ],
+    ids=["bytes behind", "a gap before", "overlap", "a gap between", "no tensors"],
+)
+def test_tensors_fill_the_file(model: Path, header: Any) -> None:
+    write_safetensors(model / "model.safetensors", header, b"12345678")
+    refused("weights-truncated", model, "model.safetensors")
+    with pytest.raises(SafetensorError):  # the library's word
+        load_file(model / "model.safetensors")
+
+
+def test_tensors_in_any_order_and_empty_ones_fill_the_file(model: Path) -> None:
+    header = {"a": entry("F32", [1], 4, 8), "none": entry("F32", [0], 4, 4), "b": entry("F32", [1], 0, 4)}
+    write_safetensors(model / "model.safetensors", header, b"12345678")
+    assert set(hub.check_weights(model)) == set(load_file(model / "model.safetensors"))
 
 
 def test_a_header_length_beyond_reason(model: Path) -> None:

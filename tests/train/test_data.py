@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import TemplateError
 
 from draftproof.errors import UserError
 from draftproof.train.data import (
@@ -158,7 +160,37 @@ def test_prompts_are_read_by_the_template(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "a\u2028b"}]}, ensure_ascii=False) + "\n\n")
     assert read_prompts(file, Letters()) == [Letters()("<u>a\u2028b</><a>")["input_ids"]]
-    file.write_text('{"messages": [{"role": "user", "content": "a"}]}\n{"text": 1}\n')
+    file.write_text('{"prompt": "a"}\n')
+    assert read_prompts(file, Letters()) == [Letters()("<u>a</><a>")["input_ids"]]
+
+
+class Templated(Letters):
+    """A template given as a function of the messages."""
+
+    def __init__(self, template: Callable[[list[dict[str, str]]], str]) -> None:
+        self.template = template
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_settings: Any) -> str:
+        return self.template(messages)
+
+
+def fails(error: Exception) -> Callable[[list[dict[str, str]]], str]:
+    def template(_messages: list[dict[str, str]]) -> str:
+        raise error
+
+    return template
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        fails(ValueError("tokenizer.chat_template is not set")),
+        fails(TemplateError("System role not supported")),
+        lambda messages: messages[0]["content"] * 2,
+        lambda messages: "<u>",
+    ],
+)
+def test_training_needs_a_chat_template(template: Callable[[list[dict[str, str]]], str]) -> None:
     with pytest.raises(UserError) as caught:
-        read_prompts(file, Letters())
-    assert caught.value.code == "bad-texts" and "line 2" in caught.value.message
+        chat_header(Templated(template))
+    assert caught.value.code == "target-unsupported" and "chat template" in caught.value.message

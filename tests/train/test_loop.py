@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import replace
+import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from draftproof.models.dflash import DFlash, DFlashDrafter
 from draftproof.train import loop
 from draftproof.train import run as run_module
 from draftproof.train.capture import Captured
+from draftproof.train.data import save_examples
 from draftproof.train.export import drafter_config, export, write_config
 from draftproof.train.loop import Run, resume, save_run, start, train
 from draftproof.train.parity import trained_acceptance
-from draftproof.train.run import Stage, _same_run, held_acceptance, run_training
+from draftproof.train.recipe import Recipe
+from draftproof.train.run import Stage, held_acceptance, run_training
 from tests import tiny
 from tests.train import copying
 from tests.train.test_data import Letters
@@ -154,6 +157,40 @@ def test_resumed_run_gives_the_identical_weights(optimiser: str, tmp_path: Path)
         assert not equal(weights(third), weights(whole))
 
 
+def test_a_run_is_saved_on_the_way_and_when_it_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, batch_loss, steps = tmp_path / "run.pt", loop.batch_loss, []
+    whole = new_run(tmp_path, 6)
+    train(whole, copying.target(), copying.examples(), save=lambda: steps.append(whole.step), save_every=0.0)
+    assert steps == [1, 2, 3, 4, 5, 6, 6]
+
+    def interrupted(*given: Any) -> Any:
+        if first.step == 3:
+            raise KeyboardInterrupt
+        return batch_loss(*given)
+
+    first, second = new_run(tmp_path, 6), new_run(tmp_path, 6)
+    monkeypatch.setattr(loop, "batch_loss", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(first, copying.target(), copying.examples(), save=lambda: save_run(first, path))
+    monkeypatch.undo()
+    resume(second, path)
+    assert second.step == 3
+    train(second, copying.target(), copying.examples())
+    assert equal(weights(second), weights(whole))
+
+
+def test_a_step_half_done_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, saves = new_run(tmp_path, 6), []
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.optimisers[0], "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(run, copying.target(), copying.examples(), save=lambda: saves.append(run.step))
+    assert saves == []
+
+
 def fresh_optimisers(run: Run) -> list[torch.optim.Optimizer]:
     return loop.make_optimisers(run.model, run.recipe.optimiser)
 
@@ -182,17 +219,43 @@ def test_the_rate_warms_up_and_ends_at_zero(tmp_path: Path) -> None:
 # --- the whole run in a folder ------------------------------------------------------------------------
 
 
+def small_recipe(**changes: dict[str, object]) -> Recipe:
+    data: dict[str, object] = {"max_prompt": 40, "max_response": 16, "drop_loops": 1.0, "self_prompts": 1.0}
+    parts: dict[str, dict[str, object]] = {"shape": {"taps": [0, 2, 4]}, "data": data}
+    for part, values in changes.items():
+        parts[part] = parts[part] | values
+    return copying.recipe(**parts)
+
+
+STAGE = Stage(texts=24, texts_seconds=1e9, steps=8, train_seconds=1e9, slots=12)
+
+
 def whole_run(out: Path, target: Any, train_seconds: float = 1e9) -> tuple[bool, list[str]]:
-    recipe = copying.recipe(
-        shape={"taps": [0, 2, 4]}, data={"max_prompt": 40, "max_response": 16, "drop_loops": 1.0, "self_prompts": 1.0}
-    )
     said: list[str] = []
-    stage = Stage(texts=24, texts_seconds=1e9, steps=8, train_seconds=train_seconds, slots=12)
-    return run_training(target, Letters(), recipe, None, out, stage, said.append), said
+    stage = dataclasses.replace(STAGE, train_seconds=train_seconds)
+    return run_training(target, Letters(), small_recipe(), None, out, stage, said.append), said
 
 
-def test_a_run_continues_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def refused(out: Path, recipe: Recipe | None = None, target: Any = None, **changes: Any) -> UserError:
+    """The error of a run with these changes; `prompts` is one of them."""
+    target, prompts = target or tiny.target("llama", torch.float32), changes.pop("prompts", None)
+    stage = dataclasses.replace(STAGE, **changes)
+    with pytest.raises(UserError) as caught:
+        run_training(target, Letters(), recipe or small_recipe(), prompts, out, stage, lambda _: None)
+    return caught.value
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def few_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "HELD_OUT", 4)
+
+
+@pytest.mark.usefixtures("few_held")
+def test_a_run_continues_where_it_stopped(tmp_path: Path) -> None:
     target = tiny.target("llama", torch.float32)
     done, said = whole_run(tmp_path / "a", target, train_seconds=-1.0)
     assert not done and "the same command continues" in said[-1]
@@ -205,23 +268,115 @@ def test_a_run_continues_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
         assert a.read_bytes() == b.read_bytes()
     facts = json.loads((tmp_path / "a" / "provenance.json").read_text())
     assert [entry["percent"] for entry in facts["acceptance"]] == [25, 50, 100] and facts["steps"] == 8
+    assert facts["device"] == "cpu" and facts["git"] and facts["recipe"]["seed"] == 3
     drafter = DFlashDrafter.load(tmp_path / "a" / "drafter", target)
     assert drafter.taps == (0, 2, 4)
+    before = contents(tmp_path / "a")  # a finished run is left alone
+    done, said = whole_run(tmp_path / "a", target)
+    assert done and "is finished" in said[0] and contents(tmp_path / "a") == before
+
+
+@pytest.mark.usefixtures("few_held")
+@pytest.mark.parametrize("where", ["export", "save_run"])
+def test_a_mark_that_was_cut_off_is_made_up_for(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed at the last step, before the export or before its mark is saved."""
+    target, honest = tiny.target("llama", torch.float32), getattr(run_module, where)
+
+    def killed(*given: Any) -> None:
+        path = given[1]
+        logged = path.name == "run.pt" and any(entry.get("percent") == 100 for entry in given[0].log)
+        if path.name == "drafter" or logged:
+            raise KeyboardInterrupt
+        honest(*given)
+
+    monkeypatch.setattr(run_module, where, killed)
+    with pytest.raises(KeyboardInterrupt):
+        whole_run(tmp_path / "a", target)
+    monkeypatch.setattr(run_module, where, honest)
+    assert whole_run(tmp_path / "a", target)[0] and whole_run(tmp_path / "b", target)[0]
+    a, b = (contents(tmp_path / run) for run in "ab")
+    assert a["drafter/model.safetensors"] == b["drafter/model.safetensors"]
+    for log in (a["log.jsonl"], b["log.jsonl"]):  # every mark once
+        assert [e["percent"] for e in map(json.loads, log.splitlines()) if "percent" in e] == [25, 50, 100]
+    assert len(json.loads(a["provenance.json"])["acceptance"]) == 3
 
 
 def test_too_few_texts_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        whole_run(tmp_path, tiny.target("llama", torch.float32))
-    assert caught.value.code == "bad-texts" and "64" in caught.value.message
+    error = refused(tmp_path)
+    assert error.code == "bad-texts" and "64" in error.message
+    assert not (tmp_path / "texts.safetensors").exists()  # the next call writes more
 
 
-def test_a_run_refuses_other_steps_and_another_recipe(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("few_held")
+def test_a_run_refuses_other_settings(tmp_path: Path) -> None:
     """Resuming with other settings would ignore them without a word."""
-    stage, recipe = Stage(texts=24, texts_seconds=1e9, steps=8, train_seconds=0, slots=12), copying.recipe()
-    _same_run(tmp_path, recipe, stage)
-    _same_run(tmp_path, recipe, stage)
-    reseeded = recipe.model_copy(update={"seed": recipe.seed + 1})
-    for other_recipe, other, word in ((recipe, replace(stage, steps=9), "steps"), (reseeded, stage, "recipe")):
-        with pytest.raises(UserError) as error:
-            _same_run(tmp_path, other_recipe, other)
-        assert error.value.code == "bad-option" and f"another {word}" in error.value.message
+    whole_run(tmp_path, tiny.target("llama", torch.float32), train_seconds=-1.0)
+    before, prompts = contents(tmp_path), tmp_path.parent / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    other = tiny.target("llama", torch.float32, seed=1)
+    for name, error in {
+        "steps": refused(tmp_path, steps=9),
+        "texts": refused(tmp_path, texts=25),
+        "recipe": refused(tmp_path, small_recipe(data={"max_response": 17})),
+        "prompts": refused(tmp_path, prompts=prompts),
+        "target": refused(tmp_path, target=other),
+    }.items():
+        assert error.code == "bad-option" and error.message.endswith(f"another {name}")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("code", "word", "changes"),
+    [
+        ("pair-mismatch", "[99]", {"recipe": small_recipe(shape={"taps": [0, 2, 99]})}),
+        ("pair-mismatch", "mask id", {"recipe": small_recipe(shape={"mask_token_id": tiny.VOCAB})}),
+        ("bad-config", "max_prompt", {"recipe": small_recipe(data={"max_prompt": 8 + 3})}),  # 3 letters: <u>
+        ("not-found", "nowhere", {"prompts": Path("nowhere.jsonl")}),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    code: str, word: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    error = refused(tmp_path / "out", **changes)
+    assert error.code == code and word in error.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_targets_that_training_gets_wrong_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refused(tmp_path / "out", target=tiny.target("llama", torch.float64)).code == "bad-option"
+    target = tiny.target("llama", torch.float32)
+    monkeypatch.setattr(target.model.config, "final_logit_softcapping", 30.0, raising=False)
+    monkeypatch.setattr(target.model.config, "logits_scaling", 8.0, raising=False)
+    monkeypatch.setattr(target.head, "bias", torch.nn.Parameter(torch.zeros(tiny.VOCAB)))
+    error = refused(tmp_path / "out")
+    assert error.code == "target-unsupported"
+    assert all(word in error.message for word in ("final_logit_softcapping", "logits_scaling", "bias"))
+    assert not (tmp_path / "out").exists()
+
+
+# --- disks --------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_clear_error(trained: Run, tmp_path: Path) -> None:
+    writers: dict[str, Callable[[], None]] = {
+        "run.pt": lambda: save_run(trained, tmp_path / "run.pt"),
+        "model.safetensors": lambda: export(trained.model, tmp_path),
+        "texts.safetensors": lambda: save_examples(tmp_path / "texts.safetensors", copying.examples()),
+        "log.jsonl": lambda: run_module._log(tmp_path, {"step": "x" * 5000}),
+    }
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for name, write in writers.items():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            with pytest.raises(UserError) as caught:
+                write()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert caught.value.code == "disk-full" and name in caught.value.message
+        assert "name another folder" in caught.value.fix
+    assert [p.name for p in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_an_out_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert refused(tmp_path / "file").code == refused(tmp_path / "file" / "out").code == "disk-full"

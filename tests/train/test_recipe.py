@@ -60,6 +60,14 @@ def test_mistakes_name_the_field(text: str, words: list[str], tmp_path: Path) ->
 
 
 def test_missing_file(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(UserError) as caught:
+            load_recipe(path)
+        assert caught.value.code == "not-found"
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_bytes(b"# \xe9\n")
     with pytest.raises(UserError) as caught:
-        load_recipe(tmp_path / "none.toml")
-    assert caught.value.code == "not-found"
+        load_recipe(tmp_path / "recipe.toml")
+    assert caught.value.code == "bad-config" and "UTF-8" in caught.value.fix

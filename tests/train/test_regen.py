@@ -7,7 +7,8 @@ import torch
 
 from draftproof.engine.request import Request, SamplingParams
 from draftproof.models.cache import KVCache
-from draftproof.train.regen import Job, Writer, repeated_4grams
+from draftproof.train.loops import repeated_4grams
+from draftproof.train.regen import Job, Writer
 from tests import tiny
 from tests.engine.decoding import decode, texts
 
