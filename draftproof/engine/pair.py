@@ -11,8 +11,9 @@ from draftproof.config.drafter import read_drafter
 from draftproof.config.pair import check_pair, require_pair
 from draftproof.config.target import read_target
 from draftproof.errors import UserError
+from draftproof.models.checkpoint import check_weights
 from draftproof.models.dflash import DFlashDrafter
-from draftproof.models.hub import check_weights, resolve_drafter, resolve_target
+from draftproof.models.hub import resolve_drafter, resolve_target
 from draftproof.models.target import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}

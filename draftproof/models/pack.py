@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 
 from draftproof.errors import UserError
 from draftproof.fetch import write_atomically
-from draftproof.models.hub import weight_files
+from draftproof.models.checkpoint import weight_files
 
 SCALE = ".scale"
 CLIPS = tuple(0.85 + 0.01 * step for step in range(16))  # 0.85 .. 1.00 of the row's largest value

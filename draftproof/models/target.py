@@ -54,7 +54,7 @@ class Target:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
-        from draftproof.models.hub import check_weights
+        from draftproof.models.checkpoint import check_weights
 
         logging.disable_progress_bar()
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from draftproof.config.drafter import DrafterSpec
 from draftproof.errors import UserError
+from draftproof.models.checkpoint import check_weights, weight_files
 from draftproof.models.dflash import DFlash
-from draftproof.models.hub import check_weights, weight_files
 from draftproof.models.target import Target
 
 # Names other exporters use for the same tensors.

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from draftproof.errors import UserError
-from draftproof.models import hub, pack
+from draftproof.models import checkpoint, embedded, hub, pack
 
 
 def write_safetensors(path: Path, header: Any, data: bytes = b"") -> None:
@@ -30,7 +30,7 @@ def entry(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
 
 def refused(code: str, folder: Path, named: str = "") -> None:
     with pytest.raises(UserError) as caught:
-        hub.check_weights(folder)
+        checkpoint.check_weights(folder)
     assert caught.value.code == code and named in caught.value.message, caught.value
 
 
@@ -113,7 +113,7 @@ def test_nothing_is_fetched_when_the_converter_is_missing(tmp_path: Path, monkey
 
 
 def test_good_weights(model: Path) -> None:
-    assert hub.check_weights(model) == {"a": ("F32", (2, 3)), "b": ("BF16", (4,))}
+    assert checkpoint.check_weights(model) == {"a": ("F32", (2, 3)), "b": ("BF16", (4,))}
 
 
 @pytest.mark.parametrize("keep", [0, 5, 8, 40, -1])
@@ -167,7 +167,7 @@ def test_tensors_fill_the_file(model: Path, header: Any) -> None:
 def test_tensors_in_any_order_and_empty_ones_fill_the_file(model: Path) -> None:
     header = {"a": entry("F32", [1], 4, 8), "none": entry("F32", [0], 4, 4), "b": entry("F32", [1], 0, 4)}
     write_safetensors(model / "model.safetensors", header, b"12345678")
-    assert set(hub.check_weights(model)) == set(load_file(model / "model.safetensors"))
+    assert set(checkpoint.check_weights(model)) == set(load_file(model / "model.safetensors"))
 
 
 def test_a_header_length_beyond_reason(model: Path) -> None:
@@ -198,7 +198,7 @@ def test_path_tricks_in_the_index(model: Path, name: Any) -> None:
 
 def test_shards(model: Path) -> None:
     write_index(model, "model.safetensors")
-    assert set(hub.check_weights(model)) == {"a", "b"}
+    assert set(checkpoint.check_weights(model)) == {"a", "b"}
     write_index(model, "model-00002.safetensors")
     refused("weights-missing", model, "model-00002")
     (model / "model.safetensors.index.json").write_text("[]")
@@ -288,14 +288,14 @@ def test_a_drafter_with_nan_is_not_packed(drafter: Path, tmp_path: Path) -> None
 
 def test_the_embedded_drafter(drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hub, "__file__", str(tmp_path / "installed" / "hub.py"))
+    monkeypatch.setattr(embedded, "__file__", str(tmp_path / "installed" / "embedded.py"))
     with pytest.raises(UserError, match="lacks"):
         hub.resolve_drafter(hub.EMBEDDED_DRAFTER)
-    pack.pack(drafter, tmp_path / "installed" / "embedded")
+    pack.pack(drafter, tmp_path / "installed" / "shipped")
     first = hub.resolve_drafter(hub.EMBEDDED_DRAFTER)
-    assert hub.check_weights(first)["fc.weight"] == ("BF16", (32, 160))
+    assert checkpoint.check_weights(first)["fc.weight"] == ("BF16", (32, 160))
     assert hub.resolve_drafter(hub.EMBEDDED_DRAFTER) == first
     (drafter / "config.json").write_text('{"block_size": 8}')
-    pack.pack(drafter, tmp_path / "installed" / "embedded")
+    pack.pack(drafter, tmp_path / "installed" / "shipped")
     second = hub.resolve_drafter(hub.EMBEDDED_DRAFTER)  # other content is another folder
     assert second != first and json.loads((second / "config.json").read_text()) == {"block_size": 8}
