@@ -92,7 +92,8 @@ def test_a_hub_id_from_the_hubs_cache(tmp_path: Path) -> None:
     write_safetensors(repo / "blobs" / "abc", {"a": entry("F32", [1], 0, 4)}, b"0000")
     (snapshot / "model.safetensors").symlink_to("../../blobs/abc")
     code = (
-        "from draftproof.models.hub import *; folder = resolve_target('some-org/some-model'); "
+        "from draftproof.models.hub import resolve_target; from draftproof.models.checkpoint import check_weights; "
+        "folder = resolve_target('some-org/some-model'); "
         "print(folder, check_weights(folder))"
     )
     env = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
@@ -102,7 +103,7 @@ def test_a_hub_id_from_the_hubs_cache(tmp_path: Path) -> None:
 
 def test_nothing_is_fetched_when_the_converter_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path))
-    monkeypatch.setattr(hub, "find_spec", lambda name: None if name == "gguf" else object())
+    monkeypatch.setattr(embedded, "find_spec", lambda name: None if name == "gguf" else object())
     with pytest.raises(UserError) as caught:
         hub.resolve_target(hub.EMBEDDED_TARGET)
     assert caught.value.code == "dependency-missing" and "gguf" in caught.value.message
