@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from draftproof.engine.engine import Engine
 from draftproof.engine.pair import choose_device, choose_dtype
@@ -80,11 +81,16 @@ def test_prompt_and_answer_must_fit_the_engine() -> None:
         assert caught.value.code == "prompt-too-long"
 
 
+@pytest.mark.parametrize(("native", "dtype"), [(True, "bfloat16"), (False, "float16")])
+def test_a_gpu_gets_the_format_it_multiplies(native: bool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
+    assert choose_dtype("auto", "cuda").value == dtype
+
+
 def test_device_and_dtype_carry_their_reason() -> None:
     assert choose_device("cpu").reason == "asked for"
     assert choose_device("auto").reason.startswith("auto: ")
     assert choose_dtype("float64", "cpu").value == "float64"
-    assert choose_dtype("auto", "cuda").value == "bfloat16"
     assert choose_dtype("auto", "cpu").reason.startswith("auto: this CPU")
 
 

@@ -230,7 +230,9 @@ def test_other_slots_are_not_touched() -> None:
 
 
 def attend(cache: KVCache) -> Tensor:
-    plan = fill(cache, slice(0, 1), torch.ones(1, 2, 3, dtype=torch.float64))
+    """Two nodes, with every row of the storage in reach: on a GPU the attended length is rounded up."""
+    order = torch.arange(2)
+    plan = cache.plan(slice(0, 1), order[None], (order[:, None] >= order)[None], cache.capacity)
     keys, values = plan.write(0, *(torch.ones(1, 2, 2, 3, dtype=torch.float64) for _ in range(2)))
     return grouped_attention(torch.ones(1, 4, 2, 3, dtype=torch.float64), keys, values, plan.mask(0), 1.0)
 
