@@ -14,7 +14,7 @@ run: $(READY)
 	@$(BIN)/draftproof run "$$DRAFTPROOF_PROMPT" --max-tokens 160 --stats --compare
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not real and not gpu"
+	$(BIN)/python -m pytest -rs -m "not real and not gpu"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -25,11 +25,11 @@ lint: $(READY)
 # The real pair: yardstick, lossless, the authors' own loop. DRAFTPROOF_FULL=1 runs every planted fault.
 test-real: $(READY)
 	$(BIN)/python -m pip install -q --no-deps dflash==0.1.0
-	$(BIN)/python -m pytest -m real --durations=10
+	$(BIN)/python -m pytest -rs -m real --durations=10
 
 # On a machine with a GPU.
 test-gpu: $(READY)
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -rs -m gpu
 
 bench: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/draftproof bench
