@@ -1,8 +1,7 @@
-"""The real pair: SmolLM2-135M and the yardstick drafter, float32 on one thread, so that counts repeat."""
+"""The real pair: SmolLM2-135M and the yardstick drafter, float32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,14 +14,6 @@ from draftproof.models.hub import resolve_target
 from draftproof.models.target import Target
 
 YARDSTICK = Path(__file__).parents[2].parent / "shared" / "data" / "smollm2-135m-dflash-b8-yardstick"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
