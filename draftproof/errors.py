@@ -35,9 +35,22 @@ CODES: dict[str, str] = {
     "prompt-empty": "the prompt holds no tokens",
     "prompt-too-long": "prompt and requested tokens do not fit the context",
     "bad-option": "an option has an impossible value, or contradicts another",
+    "engine-unknown": "an engine was named that the data on engines does not hold",
+    "flag-conflict": "one setting was given two values, or a flag contradicts what the pair needs",
+    "launch-refuted": "the check refutes this deployment, so it is not started",
     "bad-texts": "a text or prompt file is not in the expected format",
     "dependency-missing": "an optional dependency is not installed",
     "device-unavailable": "the requested device is not on this machine",
+    "host-unreachable": "ssh could not connect to the machine, or lost it",
+    "host-unfit": "the machine cannot run a launch: no Linux, no python3, or no ssh here",
+    "remote-folder": "a file or folder on the machine that runs the engine is missing or not accessible",
+    "launch-failed": "the engine could not be started, ended before it answered, or did not answer in time",
+    "launch-unknown": "there is no launch of that name on that machine",
+    "launch-exists": "a launch of that name already runs on that machine",
+    "port-in-use": "the port the engine shall serve on is taken",
+    "gpu-memory": "a GPU has less free memory than the engine needs",
+    "engine-missing": "an engine, or the interpreter of its environment, is not on this machine",
+    "code-unknown": "no finding, engine rule or error has the code that was asked about",
 }
 
 

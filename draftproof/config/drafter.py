@@ -283,7 +283,7 @@ def _extras(fields: Fields, dialect: Dialect) -> dict[str, Any]:
     """Keys of relatives of DFlash and of reports, as written; null and absent are the same."""
     prefixes = dialect.own[:2]
     found: dict[str, Any] = {}
-    for name in sorted(FAMILY | {"quantization_config", "is_neox_style"}):
+    for name in sorted(FAMILY | {"quantization_config", "is_neox_style", "eagle_aux_hidden_state_layer_ids"}):
         for key in (*(prefix + name for prefix in prefixes), dialect.body + name):
             value = fields.raw_value(key)
             if value is not None and name not in found:

@@ -117,7 +117,7 @@ def _causal(fields: Fields, sliding: list[bool], bidirectional_default: bool) ->
     if any(sliding):
         taken = "bidirectional, as use_swa without layer types" if bidirectional_default else "sliding layers causal"
         fields.sources["causality"] = f"default: {taken}"
-        fields.findings.append(_disagreement(fields.file, "is_causal", taken))
+        fields.findings.append(_disagreement(fields.file, "is_causal", taken, mixed=not all(sliding)))
     return rule
 
 
@@ -126,7 +126,7 @@ def _speculators_causal(fields: Fields, sliding: list[bool]) -> list[bool]:
     why = "sliding layers causal, full ones bidirectional, as speculators trains"
     stated = fields.get("causality", [key], a_bool, None, why)
     if stated is None and any(sliding):
-        fields.findings.append(_disagreement(fields.file, key, "sliding layers causal"))
+        fields.findings.append(_disagreement(fields.file, key, "sliding layers causal", mixed=False))
     if stated is False and not all(sliding):
         fields.findings.append(
             warning(
@@ -142,7 +142,11 @@ def _speculators_causal(fields: Fields, sliding: list[bool]) -> list[bool]:
     return [slides and not stated for slides in sliding]
 
 
-def _disagreement(file: str, key: str, taken: str) -> Finding:
+def _disagreement(file: str, key: str, taken: str, mixed: bool) -> Finding:
+    fix = "state it as the drafter was trained; `draftproof replay` with either value shows which one accepts more"
+    if mixed:  # one flag cannot say "sliding layers causal, full layers bidirectional"
+        fix = "if it was trained bidirectional, write is_causal: false; if by the rule taken here, leave it out: the "
+        fix += "key holds for all layers. `draftproof replay` with and without it shows which one accepts more"
     return warning(
         "causality-disagreement",
         "the config does not say whether a block is causal and has sliding layers. Readers differ: "
@@ -150,5 +154,5 @@ def _disagreement(file: str, key: str, taken: str) -> Finding:
         f"{key}: true or false",
         "absent",
         f"{file}: {key}",
-        "state it as the drafter was trained; `draftproof replay` with either value shows which one accepts more",
+        fix,
     )

@@ -75,7 +75,7 @@ def render(inspection: Inspection, console: Console) -> None:
         console.print(Text(f"target {plain(target.path)}", style="bold"))
         console.print(_value_table(target))
     for finding in inspection.findings:
-        console.print(_finding_text(finding))
+        console.print(finding_text(finding))
     counts = _counts(inspection.findings)
     console.print(Text(", ".join(f"{counts[severity]} {severity.value}s" for severity in ORDER), style="bold"))
 
@@ -159,7 +159,7 @@ def _show(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _finding_text(finding: Finding) -> Text:
+def finding_text(finding: Finding) -> Text:
     text = Text()
     text.append(f"{finding.severity.value} [{finding.code}] ", style=STYLES[finding.severity])
     text.append(f"{plain(finding.message)}")

@@ -15,6 +15,7 @@ from typing import Any, Final
 from draftproof.config.finding import Finding, Severity, Verdict
 from draftproof.config.keys import HARMLESS, TARGET, near_misses
 from draftproof.config.kinds import read_kinds
+from draftproof.config.linear import LinearSpec, read_weight_shape
 from draftproof.config.reading import MISSING, Fields, a_bool, a_number, an_int, load_config, strings
 from draftproof.config.rope import read_partial, rope_places
 from draftproof.errors import UserError
@@ -68,6 +69,10 @@ class TargetSpec:
     max_positions: int | None
     tie_word_embeddings: bool
     mtp_layers: int
+    intermediate_size: int | None
+    experts: int | None
+    linear: LinearSpec | None
+    quantized: bool
     sources: Mapping[str, str]
     findings: tuple[Finding, ...]
 
@@ -95,6 +100,7 @@ def read_target(path: str | Path) -> TargetSpec:
         **_rope(fields, body, model_type),
         tie_word_embeddings=_tied(fields, body, model_type),
         mtp_layers=fields.get("mtp_layers", [body + key for key in MTP], an_int(0), 0, "none stated"),
+        **read_weight_shape(fields, body),
         sources=fields.sources,
         findings=tuple(fields.findings),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from draftproof.errors import UserError
@@ -20,7 +21,8 @@ from draftproof.models.embedded import (
 )
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+CONFIG_FILES = ["*.json", "*.jinja"]
+HUB_FILES = [*CONFIG_FILES, "*.safetensors", "*.model", "*.txt"]
 
 
 def resolve_target(name: str) -> Path:
@@ -33,11 +35,21 @@ def resolve_drafter(name: str) -> Path:
     return embedded_drafter() if name == EMBEDDED_DRAFTER else _folder_or_hub(name)
 
 
-def _folder_or_hub(name: str) -> Path:
+def resolve_config(name: str) -> Path:
+    """A folder with the configs of a target or drafter; of a hub id no weights are fetched. A config.json may be
+    named itself."""
+    if name in (EMBEDDED_TARGET, EMBEDDED_DRAFTER):
+        return embedded_target() if name == EMBEDDED_TARGET else embedded_drafter()
+    if (path := _existing(name)) is not None and path.is_file():
+        return path
+    return _folder_or_hub(name, CONFIG_FILES)
+
+
+def _folder_or_hub(name: str, files: Sequence[str] = tuple(HUB_FILES)) -> Path:
     if (path := _existing(name)) is not None:
         return _model_folder(path)
     if HUB_ID.fullmatch(name):
-        return _model_folder(_snapshot(name))
+        return _model_folder(_snapshot(name, files))
     raise UserError(
         "not-found",
         f"there is no folder {name!r}",
@@ -62,7 +74,7 @@ def _model_folder(path: Path) -> Path:
     return path
 
 
-def _snapshot(repo: str) -> Path:
+def _snapshot(repo: str, files: Sequence[str]) -> Path:
     """The hub's own cache; files that could carry code are not even downloaded."""
     with engine_installed():
         from huggingface_hub import snapshot_download
@@ -74,7 +86,7 @@ def _snapshot(repo: str) -> Path:
             RepositoryNotFoundError,
         )
     try:
-        return Path(snapshot_download(repo, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(repo, allow_patterns=list(files)))
     except HFValidationError as error:
         raise UserError(
             "not-found",

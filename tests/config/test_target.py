@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from draftproof.config.linear import LinearSpec
 from draftproof.config.target import read_target
 from draftproof.errors import UserError
 
@@ -92,3 +93,39 @@ def test_a_misspelt_key_of_a_target_is_a_warning(write: Write) -> None:
     assert read_target(write(raw)).findings == ()
     raw["layer_typs"] = ["sliding_attention"] * 36
     assert [f.code for f in read_target(write(raw)).findings] == ["unknown-key"]
+
+
+def test_the_state_of_linear_layers() -> None:
+    spec = read_target(TARGETS / "Qwen3.6-27B")
+    assert spec.linear == LinearSpec(key_heads=16, value_heads=48, key_dim=128, value_dim=128, conv_kernel=4)
+    assert spec.linear.conv_channels == 2 * 16 * 128 + 48 * 128
+    assert spec.sources["linear"] == "config.json: text_config.linear_*"
+    assert (spec.intermediate_size, spec.experts, spec.quantized) == (17408, None, False)
+
+
+def test_a_state_dtype_and_an_incomplete_description(write: Write) -> None:
+    raw = load(TARGETS / "Qwen3.6-27B")
+    raw["text_config"]["mamba_ssm_dtype"] = "float32"
+    linear = read_target(write(raw)).linear
+    assert linear is not None and linear.state_dtype == "float32"
+    del raw["text_config"]["linear_conv_kernel_dim"]
+    spec = read_target(write(raw))
+    assert spec.linear is None and spec.sources["linear"].startswith("default")
+
+
+@pytest.mark.parametrize(
+    ("changes", "experts", "quantized", "intermediate"),
+    [
+        ({}, None, False, 12288),
+        ({"num_experts": 128}, 128, False, 12288),
+        ({"num_local_experts": 8, "quantization_config": {"quant_method": "fp8"}}, 8, True, 12288),
+        ({"n_routed_experts": 64, "quantization_config": None}, 64, False, 12288),
+        ({"num_experts": None, "intermediate_size": [8, 16]}, None, False, None),
+    ],
+)
+def test_what_weights_look_like(
+    write: Write, changes: dict[str, Any], experts: int | None, quantized: bool, intermediate: int | None
+) -> None:
+    spec = read_target(write(load(TARGETS / "Qwen3-8B") | changes))
+    assert (spec.experts, spec.quantized, spec.intermediate_size) == (experts, quantized, intermediate)
+    assert {"experts", "quantized", "intermediate_size", "linear"} <= spec.sources.keys()

@@ -1,4 +1,4 @@
-"""The command line: one function a command, imports inside, errors as one message and exit code 2."""
+"""Commands that run models: run, replay, lossless, bench."""
 
 from __future__ import annotations
 
@@ -8,21 +8,8 @@ from typing import Annotated
 
 import typer
 
+from draftproof.cli.app import DRAFTER, TARGET, Device, DrafterName, Dtype, Json, TargetName, app
 from draftproof.errors import UserError
-
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-
-TargetName = Annotated[str, typer.Option("--target", help="target: embedded name, folder or hub id")]
-DrafterName = Annotated[str, typer.Option("--drafter", help="drafter: embedded name, folder or hub id")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64")]
-Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout instead of text")]
-TARGET, DRAFTER = "smollm2-135m", "smollm2-135m-dflash"
-
-
-@app.callback()
-def root() -> None:
-    """Speculative decoding you can prove."""
 
 
 @app.command()
@@ -60,30 +47,6 @@ def run(
     sampling = SamplingParams(temperature, top_p, top_k, min_p, repetition_penalty, seed)
     ask = Ask(words, target, drafter if method == "dflash" else None, sampling, max_tokens, tuple(stop or ()), raw)
     answer(ask, device=device, dtype=dtype, compare=compare, stats=stats, as_json=as_json)
-
-
-@app.command()
-def inspect(
-    drafter: Annotated[str, typer.Argument(help="drafter: embedded name, folder, config.json or hub id")],
-    target: Annotated[str | None, typer.Option("--target", help="check the pair, too")] = None,
-    as_json: Json = False,
-) -> None:
-    """What a drafter's config demands, where each value comes from, and what is wrong with it. Needs no weights."""
-    import json
-
-    from rich.console import Console
-
-    from draftproof.config.report import inspect as inspect_configs
-    from draftproof.config.report import render
-    from draftproof.models.hub import resolve_drafter, resolve_target
-
-    where = drafter if Path(drafter).is_file() else resolve_drafter(drafter)
-    inspection = inspect_configs(where, resolve_target(target) if target else None)
-    if as_json:
-        print(json.dumps(inspection.as_dict(), indent=2))
-    else:
-        render(inspection, Console())
-    raise typer.Exit(inspection.exit_code)
 
 
 @app.command()
@@ -189,69 +152,3 @@ def bench(
         print_json(result)
     else:
         print_bench(result)
-
-
-@app.command()
-def train(
-    out: Annotated[Path, typer.Option(help="folder of the run; the same command resumes it")],
-    recipe: Annotated[Path | None, typer.Option(help="TOML recipe (default: the embedded drafter's)")] = None,
-    target: TargetName = TARGET,
-    prompts: Annotated[Path | None, typer.Option(help="JSONL of chats the target answers")] = None,
-    texts: Annotated[int, typer.Option(min=1, help="texts the target writes at most")] = 60000,
-    texts_seconds: Annotated[
-        float, typer.Option(min=1, help="time for writing answers; prompts get a fifth on top")
-    ] = 3600,
-    steps: Annotated[int, typer.Option(min=1, help="training steps of the whole run")] = 6000,
-    seconds: Annotated[float, typer.Option(min=0, help="time for training in this call; the rest resumes")] = 1e9,
-    slots: Annotated[int, typer.Option(min=0, help="texts written side by side; 0: 1536 on a GPU, 32 on a CPU")] = 0,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-) -> None:
-    """Make a drafter for a target: the target writes texts, the drafter learns to draft them."""
-    from importlib.resources import files
-
-    from draftproof.engine.pair import load_pair
-    from draftproof.train.recipe import load_recipe
-    from draftproof.train.run import Stage, run_training
-
-    plan = load_recipe(recipe or Path(str(files("draftproof") / "train" / "recipes" / "smollm2-135m.toml")))
-    pair = load_pair(target, None, dtype=dtype, device=device)
-    wide = slots or (1536 if pair.target.device.type == "cuda" else 32)
-    stage = Stage(texts, texts_seconds, steps, seconds, wide)
-    run_training(pair.target, pair.tokenizer, plan, prompts, out, stage, say=lambda s: print(s, flush=True))
-
-
-@app.command()
-def prompts(
-    out: Annotated[Path, typer.Argument(help="JSONL file to write")],
-    count: Annotated[int, typer.Option(min=1)] = 60000,
-    seed: int = 0,
-) -> None:
-    """Write training prompts from permissive sources (none of the evaluation sets)."""
-    from draftproof.train.prompts import write_prompts
-
-    write_prompts(out, count, seed)
-
-
-ENGINE_PARTS = ("torch", "transformers", "safetensors", "numpy", "accelerate", "gguf")
-
-
-def main() -> None:
-    """Entry point: a UserError becomes one message on stderr and exit code 2."""
-    try:
-        app()
-    except UserError as error:
-        _fail(error)
-    except ModuleNotFoundError as error:
-        if error.name not in ENGINE_PARTS:
-            raise
-        _fail(UserError("dependency-missing", f"{error.name} is not installed", 'pip install "draftproof[engine]"'))
-
-
-def _fail(error: UserError) -> None:
-    print(f"draftproof: {error}", file=sys.stderr)
-    raise SystemExit(2) from None
-
-
-if __name__ == "__main__":
-    main()

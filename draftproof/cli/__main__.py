@@ -1,0 +1,3 @@
+from draftproof.cli import main
+
+main()
