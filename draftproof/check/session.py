@@ -65,11 +65,13 @@ def run_check(ask: CheckAsk) -> CheckResult:
     checks, installations = [], []
     for text in ask.engines:
         engine, release = parse_engine(text)
+        named = dict(ask.named)
         if release is None:
             found = find_installed(engine.name, ask.venv)
             installations.append(found)
             release = found.require_version()
-        options = merge_options(engine.name, ask.named, ask.extra, {})
+            named["platform"] = named.get("platform") or found.platform
+        options = merge_options(engine.name, named, ask.extra, {})
         size = None if ask.gpu_gib is None else round(ask.gpu_gib * GIB)
         weights = None if ask.target_gib is None else round(ask.target_gib * GIB)
         checks.append(check(pair, engine, release, options, gpu_bytes=size, target_bytes=weights))

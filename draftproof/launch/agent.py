@@ -22,6 +22,7 @@ import http.client
 import json
 import os
 import platform
+import pwd
 import re
 import shutil
 import signal
@@ -186,6 +187,18 @@ def read(emit: Emit, path: str) -> Answer:
     return {"sizes": sizes, "contents": contents, "too_large": too_large}
 
 
+def probe(emit: Emit, python: str, arguments: list[str], source: str) -> Answer:
+    """What a program that another Python of this machine runs says about itself, as JSON; None without an answer."""
+    command = [python, *arguments]
+    try:
+        done = subprocess.run(
+            command, input=source.encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=120, check=False
+        )
+        return {"facts": json.loads(done.stdout)}
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {"facts": None}
+
+
 def regular_files(folder: str) -> list[str]:
     """Relative names of regular files; links to files are followed (the hub's cache), dot-folders are left out."""
 
@@ -241,7 +254,10 @@ def hash_one(path: str, count: Callable[[int], None]) -> Answer:
 def launches_folder() -> str:
     base = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):
-        base = os.path.join(os.path.expanduser("~"), ".local", "state")
+        home = os.path.expanduser("~")
+        if not os.path.isdir(home):  # fish in a C locale garbles variables that are not ASCII
+            home = pwd.getpwuid(os.getuid()).pw_dir
+        base = os.path.join(home, ".local", "state")
     return os.path.join(base, "draftproof", "launches")
 
 
@@ -385,10 +401,10 @@ def wait_gone(record: Answer, seconds: float, seen: bool) -> list[Process]:
         time.sleep(0.1)
 
 
-def end_rest(record: Answer, seconds: float, seen: bool) -> None:
-    """What outlives its leader has a second to go by itself, then gets SIGTERM, after so many seconds SIGKILL."""
-    for number, patience in ((signal.SIGTERM, 1.0), (signal.SIGKILL, seconds)):
-        for one in wait_gone(record, patience, seen):
+def end_rest(record: Answer, patience: float, seconds: float, seen: bool) -> None:
+    """What outlives its leader may go by itself, after `patience` gets SIGTERM, after `seconds` more SIGKILL."""
+    for number, wait in ((signal.SIGTERM, patience), (signal.SIGKILL, seconds)):
+        for one in wait_gone(record, wait, seen):
             send(one, number)
 
 
@@ -418,14 +434,15 @@ def start(emit: Emit, name: str, plan: Answer, version: str, hashes: Answer | No
             "token": uuid.uuid4().hex,
             "time": time.time(),
         }
-        return dict(detach(state, record, lock), state=state, log=os.path.join(state, "log"))
+        detach(state, record, lock)
+    return status_of(*known_record(name), ask=False)
 
 
 def refuse_running(name: str, state: str) -> None:
+    """What a crashed engine left is being ended by its supervisor; that takes seconds and is waited for."""
     record = read_json(os.path.join(state, "record.json"))
-    left = members(record, alive(record)) if record else []
-    if left:
-        message = f"launch {name} already runs on {socket.gethostname()} (pid {left[0].pid})"
+    if record and (alive(record) or wait_gone(record, 10, seen=False)):
+        message = f"launch {name} already runs on {socket.gethostname()} (pid {record['pid']})"
         raise Trouble("launch-exists", message, "stop it first, or choose another name")
 
 
@@ -446,7 +463,7 @@ def write_plan_file(path: str, content: Answer, state: str) -> None:
     write_file(path, bytes.fromhex(content["hex"]) if "hex" in content else content["text"].encode())
 
 
-def detach(state: str, record: Answer, lock: int) -> Answer:
+def detach(state: str, record: Answer, lock: int) -> None:
     """Fork twice with a session in between: the supervisor has no terminal, no parent here and no ssh connection."""
     listen, report = os.pipe()  # both close on exec
     child = os.fork()
@@ -467,7 +484,6 @@ def detach(state: str, record: Answer, lock: int) -> Answer:
         program = record["argv"][0]
         message = "{} cannot be started on {}: {}".format(program, socket.gethostname(), answer["failed"])
         raise Trouble("launch-failed", message, f"give the full path of a program that {user()} can run")
-    return dict(answer)
 
 
 def supervise(state: str, record: Answer, lock: int, report: int) -> None:
@@ -519,7 +535,7 @@ def see_to_the_end(state: str, record: Answer) -> None:
     key = "returncode" if done is None or done.si_code == os.CLD_EXITED else "signal"
     ended = {key: done.si_status if done else None, "time": time.time(), "token": record["token"]}
     write_json(os.path.join(state, "exit.json"), ended)
-    end_rest(record, 5, seen=True)
+    end_rest(record, 1, 5, seen=True)
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
@@ -622,7 +638,7 @@ def follow(emit: Emit, name: str, offset: int, seconds: float | None = None, rea
         over = time.monotonic() > deadline
         if over or now["state"] not in ("starting", "running") or (ready and now["health"] == 200):
             return dict(now, offset=offset, timed_out=over)
-        time.sleep(0.5)
+        time.sleep(0.3)
 
 
 def stop(emit: Emit, name: str, seconds: float = 30) -> Answer:
@@ -644,7 +660,7 @@ def stop(emit: Emit, name: str, seconds: float = 30) -> Answer:
     if alive(record):
         for one in members(record, seen=True):
             send(one, signal.SIGKILL)
-    end_rest(record, max(1.0, deadline - time.monotonic()), seen=ran)
+    end_rest(record, 0.2, max(1.0, deadline - time.monotonic()), seen=ran)
     left = wait_gone(record, 10, seen=ran)
     if left:
         pids = ", ".join(str(one.pid) for one in left)
@@ -660,6 +676,7 @@ def stop(emit: Emit, name: str, seconds: float = 30) -> Answer:
 VERBS: dict[str, Callable[..., Answer]] = {
     "facts": facts,
     "read": read,
+    "probe": probe,
     "hash": hash_files,
     "start": start,
     "status": status,

@@ -25,6 +25,7 @@ from draftproof.launch.names import Checkpoint, Resolve, locate
 from draftproof.launch.plan import Reason
 
 TEMPLATE: Final = "chat_template.jinja"
+PACKAGES: Final = ("vllm", "sglang")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ class LaunchAsk:
 
 def prepare_launch(ask: LaunchAsk, resolve: Resolve) -> Prepared:
     """UserError for every kind of bad input; nothing is started or written."""
-    options = merge_options(ask.engine, ask.named, ask.extra, ask.env)
+    found = installed_there(ask) if ask.release is None and ask.engine in PACKAGES else None
+    platform = ask.named.get("platform") or (found.platform if found else None)
+    options = merge_options(ask.engine, {**ask.named, "platform": platform}, ask.extra, ask.env)
     if (options.method == "mtp") == (ask.drafter is not None):
         fix = "leave --drafter out with --method mtp" if ask.drafter else "name a drafter, or add --method mtp"
         raise UserError("bad-option", "--method mtp drafts with the target itself; dflash needs a drafter", fix)
@@ -74,18 +77,20 @@ def prepare_launch(ask: LaunchAsk, resolve: Resolve) -> Prepared:
         extra=ask.extra,
         env=ask.env,
     )
-    prepared = _gguf(ask, full) if ask.engine.endswith("llama.cpp") else _hugging_face(ask, full, resolve)
+    if ask.engine in PACKAGES:
+        prepared = _hugging_face(ask, full, resolve, *_release(ask, found))
+    else:
+        prepared = _gguf(ask, full)
     if ask.chat_template:
         prepared = replace(prepared, plan=with_file(prepared.plan, TEMPLATE, ask.chat_template))
     return prepared
 
 
-def _hugging_face(ask: LaunchAsk, full: Ask, resolve: Resolve) -> Prepared:
+def _hugging_face(ask: LaunchAsk, full: Ask, resolve: Resolve, release: str, reason: Reason) -> Prepared:
     with tempfile.TemporaryDirectory() as scratch:
         target = locate(ask.machine, ask.target, Path(scratch), resolve)
         drafter = locate(ask.machine, ask.drafter, Path(scratch), resolve) if ask.drafter else None
         pair = _read(target, drafter)
-        release, reason = _release(ask)
         named = replace(full, target=target.engine_name, drafter=drafter.engine_name if drafter else None)
         prepared = prepare(named, pair, release, ask.accept)
     return replace(prepared, plan=replace(prepared.plan, why=(reason, *prepared.plan.why)))
@@ -123,11 +128,10 @@ def _program(ask: LaunchAsk) -> tuple[str, ...]:
     return default
 
 
-def _release(ask: LaunchAsk) -> tuple[str, Reason]:
+def _release(ask: LaunchAsk, found: Installed | None) -> tuple[str, Reason]:
     """The release whose rules hold, and how it was settled."""
     if ask.release:
         return ask.release, Reason("--release", ask.release, "as asked")
-    found = installed_there(ask)
     if found is not None and found.version is not None:
         return found.version, Reason("--release", found.version, f"installed in {found.location or found.python}")
     newest = engines()[ask.engine].newest

@@ -133,12 +133,11 @@ def start(machine: Machine, plan: Plan, name: str, say: Say) -> Launch:
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(machine.call, "start", name=name, plan=plan.as_dict(), version=__version__, hashes=hashes)
         try:
-            call.result()
+            return _launch(machine, call.result())
         except KeyboardInterrupt:  # the call is let to its end, so that nothing starts after the stop
             if call.exception() is None:
                 stop(machine, name)
             raise
-    return status(machine, name)[0]
 
 
 def wait_healthy(machine: Machine, name: str, timeout: float, say: Say) -> Launch:

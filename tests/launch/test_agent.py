@@ -141,7 +141,7 @@ def test_argv_environment_and_files_arrive_byte_for_byte(state: Path, tmp_path: 
     assert environ[b"PATH"] == os.environb[b"PATH"] and dump["cwd"] == str(state / "one")
     assert (state / "one" / "t" / "chat.jinja").read_text() == "{{ 'é' }}\n"
     assert (state / "one" / "raw").read_bytes() == b"\xff\x00"
-    assert (state / "one").stat().st_mode & 0o777 == 0o700 and told["state"] == str(state / "one")
+    assert (state / "one").stat().st_mode & 0o777 == 0o700 and told["folder"] == str(state / "one")
     record = json.loads((state / "one" / "record.json").read_text())
     assert record["hashes"][str(weights)][""]["sha256"] == hashlib.sha256(b"w").hexdigest()
     assert record["plan"]["argv"] == list(plan.argv) and record["pid"] == record["pgid"] == told["pid"]

@@ -20,7 +20,7 @@ DRAFTER, TARGET = CONFIGS / "Qwen3.6-27B-DFlash", TARGETS / "Qwen3.6-27B"
 def plan(engine: str = "vllm", extra: tuple[str, ...] = (), named: dict[str, Any] | None = None, **more: Any) -> Plan:
     release = {"vllm": "0.33.0", "sglang": "0.5.23"}.get(engine)
     given: dict[str, Any] = {"drafter": str(DRAFTER), "bind": "127.0.0.1", "port": 8000, "release": release} | more
-    ask = LaunchAsk(engine, str(TARGET), machine=Local(), named=named or {}, extra=extra, **given)
+    ask = LaunchAsk(engine, given.pop("target", str(TARGET)), machine=Local(), named=named or {}, extra=extra, **given)
     return prepare_launch(ask, Path).plan
 
 

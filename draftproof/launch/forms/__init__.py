@@ -35,7 +35,9 @@ def render(plan: Plan, form: str, *, state: str = "./draftproof-launch", image: 
         return json.dumps(plan.as_dict(), indent=2) + "\n"
     if form == "compose":
         return compose.render(plan, image)
-    return {"shell": shell, "yaml": yaml_config, "systemd": systemd}[form].render(plan)
+    if form == "shell":
+        return shell.render(plan)
+    return systemd.render(plan) if form == "systemd" else yaml_config.render(plan)
 
 
 def _folder(state: str, form: str) -> str:

@@ -40,7 +40,8 @@ def render(plan: Plan) -> str:
 
 def dump(tree: Any) -> str:
     """Block style, keys in the given order, ASCII only, so that the reader's locale does not matter."""
-    return yaml.safe_dump(tree, default_flow_style=False, sort_keys=False, allow_unicode=False, width=2**30)
+    text = yaml.safe_dump(tree, default_flow_style=False, sort_keys=False, allow_unicode=False, width=2**30)
+    return str(text)
 
 
 def _escape(match: re.Match[str]) -> str:
