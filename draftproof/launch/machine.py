@@ -1,5 +1,5 @@
 """The machine an engine runs on: this one, or another over the system's own `ssh`, so that a user's keys and config
-hold. Nothing a user chose passes through the remote shell: the command is `python3 -I -X utf8 -`, which bash,
+hold. Nothing a user chose passes through the remote shell: the command is `python3 -I -S -X utf8 -`, which bash,
 dash, zsh and fish read alike, and the program and its request travel over stdin (draftproof/launch/agent.py).
 """
 
@@ -20,8 +20,8 @@ from typing import IO, Any
 
 from draftproof.errors import UserError
 
-# Isolated: no file beside the working folder or in PYTHONPATH is imported. UTF-8 whatever the locale there.
-PYTHON_ARGS = ("-I", "-X", "utf8", "-")
+# No file of the working folder, of PYTHONPATH or of site-packages is imported. UTF-8 whatever the locale there.
+PYTHON_ARGS = ("-I", "-S", "-X", "utf8", "-")
 MISSING = (126, 127)  # what shells answer when a command is not there or not executable
 
 Progress = Callable[[dict[str, Any]], None]

@@ -142,7 +142,9 @@ def test_engine_flags_are_read_as_the_engine_reads_them(engine: str, flags: list
     assert fields.items() <= option_fields(engine, flags).items()
 
 
-@pytest.mark.parametrize("flags", [["--max-model-len", "0"], ["--max-model-len", "1.5"], ["-tp"], ["-sc", "[]"]], ids=str)
+@pytest.mark.parametrize(
+    "flags", [["--max-model-len", "0"], ["--max-model-len", "1.5"], ["-tp"], ["-sc", "[]"]], ids=str
+)
 def test_malformed_engine_flags_are_refused(flags: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         option_fields("vllm", flags)

@@ -68,6 +68,7 @@ def serve(port: int, seconds: float | None) -> None:
     end = time.monotonic() + (seconds if seconds is not None else 1e9)
     while time.monotonic() < end:
         server.handle_request()
+    print("the end", flush=True)
     sys.exit(4)
 
 

@@ -257,6 +257,7 @@ def test_a_recycled_pid_is_never_signalled(state: Path, changed: str) -> None:
     start(plan_of())
     path = state / "one" / "record.json"
     record = json.loads(path.read_text())
+    os.kill(record["supervisor_pid"], signal.SIGKILL)  # else it would be asked how the engine ended
     other = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
         begun = int(Path(f"/proc/{other.pid}/stat").read_bytes().rpartition(b")")[2].split()[19])

@@ -51,8 +51,8 @@ texts = st.one_of(
 )
 arguments = st.lists(texts, max_size=8)
 variables = st.dictionaries(st.from_regex(r"\A[A-Z_][A-Z0-9_]{0,8}X\Z"), texts, max_size=3)
-few = settings(max_examples=12, deadline=None, database=None)
-many = settings(max_examples=40, deadline=None, database=None)
+few = settings(derandomize=True, max_examples=12, deadline=None, database=None)
+many = settings(derandomize=True, max_examples=40, deadline=None, database=None)
 
 
 def made(argv: list[str] | tuple[str, ...], env: dict[str, str] | None = None, program: str = "prog") -> Plan:
@@ -181,7 +181,8 @@ def same_words(got: list[str], want: list[str]) -> bool:
     return [read(word) for word in got] == [read(word) for word in want]
 
 
-values = st.lists(texts.filter(lambda text: not text.startswith("-") or text == "-"), max_size=3)
+plain_values = texts.filter(lambda text: "{state}" not in text and (not text.startswith("-") or text == "-"))
+values = st.lists(plain_values, max_size=3)
 flags = st.dictionaries(st.from_regex(r"\A[a-z][a-z0-9-]{0,8}[a-z]\Z").filter(lambda key: key != "config"), values)
 
 
@@ -251,7 +252,7 @@ def test_vllm_itself_reads_the_yaml(tmp_path: Path) -> None:
     files: list[str] = []
 
     @given(flags)
-    @settings(max_examples=100, deadline=None, database=None, phases=[Phase.generate])
+    @settings(derandomize=True, max_examples=100, deadline=None, database=None, phases=[Phase.generate])
     def collect(tree: dict[str, list[str]]) -> None:
         tree.pop("model", None)
         path = tmp_path / f"{len(files)}.yaml"
@@ -439,7 +440,7 @@ def test_systemd_itself_reads_any_words(tmp_path: Path) -> None:
     needs("systemd-analyze")
 
     @given(arguments, variables)
-    @settings(max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(derandomize=True, max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     def check(argv: list[str], env: dict[str, str]) -> None:
         (command,), dump = loaded(render(made(argv, env, sys.executable), "systemd"), tmp_path)
         assert [expand(word) for word in command] == [sys.executable, *argv]

@@ -64,7 +64,7 @@ def test_host_names_that_ssh_would_read_as_something_else(host: str) -> None:
 def test_the_command_line_of_ssh() -> None:
     command = Remote("me@there", ("-p", "22")).command()
     assert command[:6] == ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
-    assert command[6:8] == ["-p", "22"] and command[-3:] == ["--", "me@there", "python3 -I -X utf8 -"]
+    assert command[6:8] == ["-p", "22"] and command[-3:] == ["--", "me@there", "python3 -I -S -X utf8 -"]
 
 
 def test_no_ssh_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

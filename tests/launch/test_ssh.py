@@ -11,7 +11,6 @@ import signal
 import stat
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,9 @@ import pytest
 
 from draftproof.errors import UserError
 from draftproof.launch.machine import Remote, _program
-from draftproof.launch.start import launch, status, stop
+from draftproof.launch.session import LaunchAsk, prepare_launch
+from draftproof.launch.start import launch, start, status, stop
+from tests.config.cases import FIXTURES
 from tests.launch import SERVER, WORDS, free_port, in_session, plan_of, until
 
 SHELLS = ("bash", "dash", "zsh", "fish")
@@ -179,41 +180,30 @@ def test_everything_arrives_byte_for_byte(shell: Remote, host: Host) -> None:
 
 
 def test_two_launches_survive_a_killed_connection(bash: Remote, host: Host) -> None:
-    first = launch(bash, plan(host, "--child"), "first", 20, lambda line: None)
-    second = launch(bash, plan(host, "--child"), "second", 20, lambda line: None)
-    request = {"marker": "m:", "verb": "follow", "payload": {"name": "first", "offset": 0}}
+    """The connection of a `follow` is cut off: its far end goes away, the engines stay, and each is stopped alone."""
+    first = start(bash, plan(host, "--child"), "first", print)
+    second = start(bash, plan(host, "--child"), "second", print)
+    until(lambda: len(in_session(first.pid)) == len(in_session(second.pid)) == 2)
+    uid = home_of(bash).stat().st_uid
+    before = _pids_of(uid)
     with tempfile.TemporaryFile() as program:
-        program.write(_program(request))
+        program.write(_program({"marker": "m:", "verb": "follow", "payload": {"name": "first", "offset": 0}}))
         program.seek(0)
         client = subprocess.Popen(bash.command(), stdin=program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert client.stdout is not None
-        until(lambda: b"m:" in client.stdout.readline())  # type: ignore[union-attr]
+        told = client.stdout
+        until(lambda: b"m:" in told.readline())
+        assert _pids_of(uid) - before
         client.kill()
         client.wait()
-        client.stdout.close()
+        told.close()
+    until(lambda: not _pids_of(uid) - before)
     assert [one.state for one in status(bash)] == ["running", "running"]
     stop(bash, "first")
     assert not in_session(first.pid) and len(in_session(second.pid)) == 2
     assert [one.state for one in status(bash)] == ["killed", "running"]
     stop(bash, "second")
     assert not in_session(second.pid)
-
-
-def test_the_far_end_of_a_killed_connection_goes_away(bash: Remote, host: Host) -> None:
-    """Nobody listens to `follow` any more, so its agent ends at the next sign of life."""
-    launch(bash, plan(host), "one", 20, lambda line: None)
-    uid = home_of(bash).stat().st_uid
-    before = _pids_of(uid)
-    with tempfile.TemporaryFile() as program:
-        program.write(_program({"marker": "m:", "verb": "follow", "payload": {"name": "one", "offset": 0}}))
-        program.seek(0)
-        client = subprocess.Popen(bash.command(), stdin=program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until(lambda: _pids_of(uid) - before)
-        time.sleep(1)
-        client.kill()
-        client.wait()
-    until(lambda: not _pids_of(uid) - before)
-    stop(bash, "one")
 
 
 def _pids_of(uid: int) -> set[int]:
@@ -240,7 +230,6 @@ def test_connections_that_fail(bash: Remote, host: Host) -> None:
     new_host = fault(Remote(bash.host, unknown), "facts")
     assert new_host.code == "host-unreachable" and "Host key verification failed" in new_host.message
     assert "compare the machine's key" in new_host.fix
-    (host.base / "changed").write_text((host.base / "known").read_text().replace("AAAA", "AAAB"))
     nobody = fault(host.login("no-such-user"), "facts")
     assert nobody.code == "host-unreachable" and "Permission denied" in nobody.message
 
@@ -280,3 +269,32 @@ def test_no_python_there(shell: Remote) -> None:
     error = fault(shell, "facts")
     environment.unlink()
     assert error.code == "host-unfit" and "no python3" in error.message and "python3" in error.message
+
+
+def test_the_plan_of_a_pair_arrives(shell: Remote, host: Host) -> None:
+    """The real plan of the founding pair, its checkpoints under a folder with an awkward name, read and launched over
+    the same connection; a stand-in takes vLLM's place and tells what it was given."""
+    program = host.base / "vllm it's {1,2}"
+    program.write_text("#!/usr/bin/env python3\n" + SERVER.read_text())
+    program.chmod(0o755)
+    folder = home_of(shell) / 'models "$x" {a,b}'
+    for kind, name in (("targets", "Qwen3.6-27B"), ("configs", "Qwen3.6-27B-DFlash")):
+        shutil.copytree(FIXTURES / kind / name, folder / name, dirs_exist_ok=True)
+    port = free_port()
+    ask = LaunchAsk(
+        "vllm", str(folder / "Qwen3.6-27B"), str(folder / "Qwen3.6-27B-DFlash"), shell, {}, "127.0.0.1", port,
+        release="0.33.0", executable=str(program), extra=("--dump", "{state}/dump"),
+    )  # fmt: skip
+    prepared = prepare_launch(ask, Path)
+    try:
+        ready = launch(shell, prepared.plan, "pair", 20, lambda text: None)
+        words = [bytes.fromhex(word).decode() for word in json.loads(Path(ready.folder, "dump").read_text())["argv"]]
+    finally:
+        stop(shell, "pair")
+    arrived = words[words.index("--speculative-config") + 1]
+    print(f"\n{Path(pwd.getpwnam(shell.host.partition('@')[0]).pw_shell).name}: {arrived}")
+    wanted = {"method": "dflash", "model": str(folder / "Qwen3.6-27B-DFlash"), "num_speculative_tokens": 15}
+    assert json.loads(arrived) == wanted
+    assert [word.replace("{state}", ready.folder) for word in prepared.plan.argv[1:]] == words[1:]
+    record = json.loads(Path(ready.folder, "record.json").read_text())
+    assert "config.json" in record["hashes"][str(folder / "Qwen3.6-27B-DFlash")]

@@ -112,8 +112,8 @@ def test_gpu_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_follow_the_log_until_the_end(said: list[str]) -> None:
     launch(HERE, plan_of("--exit-after", "1.5"), "one", 20, said.append)
     text: list[str] = []
-    logs(HERE, "one", text.append, lines=0, follow=True)
-    assert "GET /health" not in "".join(text)[:0] and status(HERE, "one")[0].ended == "exit code 4"
+    logs(HERE, "one", text.append, lines=1, follow=True)
+    assert "".join(text).endswith("the end\n") and status(HERE, "one")[0].ended == "exit code 4"
 
 
 WAIT = """

@@ -56,7 +56,7 @@ def session(pid: int) -> list[int]:
 
 
 def test_the_tiny_pair_from_start_to_stop(draftproof, port: int, tmp_path: Path) -> None:
-    target, drafter = make_pair(tmp_path / "a pair's \"folder\"")
+    target, drafter = make_pair(tmp_path / 'a pair\'s "folder"')
     ask = ["launch", "vllm", "--target", target, "--drafter", drafter, "--venv", VENV, "--runner", "v2"]
     ask += ["--max-model-len", 512, "--max-num-seqs", 4, "--port", port, "--served-model-name", "tiny", "--json"]
     started = draftproof(*ask, *FAST)

@@ -34,7 +34,7 @@ def parsed(plans: list[Plan], runner: str = "v1", config: bool = False) -> list[
 
 
 def test_what_vllm_reads_is_what_the_plan_says(tmp_path: Path) -> None:
-    nasty = tmp_path / "a b's \"$HOME\" {x,y}"
+    nasty = tmp_path / 'a b\'s "$HOME" {x,y}'
     target, drafter = make_pair(nasty)
     big = {"tensor_parallel": 2, "max_model_len": 32768, "max_num_seqs": 1024}
     plans = [
