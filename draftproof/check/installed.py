@@ -70,7 +70,7 @@ class Installed:
 
     @property
     def platform(self) -> str | None:
-        """"cpu" for an environment whose torch is a CPU build; None: a GPU's, or not known."""
+        """ "cpu" for an environment whose torch is a CPU build; None: a GPU's, or not known."""
         return "cpu" if self.torch is not None and self.torch.endswith("+cpu") else None
 
     def require_version(self) -> str:

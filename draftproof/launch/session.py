@@ -77,10 +77,8 @@ def prepare_launch(ask: LaunchAsk, resolve: Resolve) -> Prepared:
         extra=ask.extra,
         env=ask.env,
     )
-    if ask.engine in PACKAGES:
-        prepared = _hugging_face(ask, full, resolve, *_release(ask, found))
-    else:
-        prepared = _gguf(ask, full)
+    packaged = ask.engine in PACKAGES
+    prepared = _hugging_face(ask, full, resolve, *_release(ask, found)) if packaged else _gguf(ask, full)
     if ask.chat_template:
         prepared = replace(prepared, plan=with_file(prepared.plan, TEMPLATE, ask.chat_template))
     return prepared

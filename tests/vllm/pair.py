@@ -1,6 +1,6 @@
 """A tiny pair that the real vLLM accepts: Qwen3 target of 6 layers, head size 32, and a DFlash drafter of 3.
 
-Random drafts are almost never right, so the target is made constant: every embedding row leans to one direction, and the
+Random drafts are almost never right, so the target is made constant: every embedding row leans to one direction; the
 head's row of one token is that direction. Target and drafter share both matrices, so both always say that token.
 """
 

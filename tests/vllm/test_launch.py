@@ -1,4 +1,4 @@
-"""`draftproof launch vllm` on the real engine: started, healthy, one completion, stopped, nothing left; and a start that
+"""`draftproof launch vllm` on the real engine: started, healthy, one completion, stopped, nothing left; a start that
 fails, explained by its log line."""
 
 from __future__ import annotations

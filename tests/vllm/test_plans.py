@@ -1,4 +1,4 @@
-"""Every plan's argument list read by vLLM's own parser, and, for a pair it can open here, its own speculative config."""
+"""Every plan's argument list read by vLLM's own parser; for a pair it can open here, its own speculative config."""
 
 from __future__ import annotations
 
