@@ -180,9 +180,10 @@ def test_names_and_unknown_launches(state: Path) -> None:
 
 
 def test_life(state: Path) -> None:
-    plan = plan_of("--delay", "0.6", "--child", "--session-child")
+    plan = plan_of("--delay", "3", "--child", "--session-child")
     pid = start(plan)["pid"]
-    assert status()["state"] == "starting" and isinstance(status()["health"], str)
+    seen = status()
+    assert seen["state"] == "starting" and isinstance(seen["health"], str)
     again = fault(start, plan)
     assert again.code == "launch-exists" and str(pid) in again.message
     assert Local().call("facts", host="127.0.0.1", port=plan.port)["port"]["launch"] == "one"

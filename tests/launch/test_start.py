@@ -116,7 +116,13 @@ def test_follow_the_log_until_the_end(said: list[str]) -> None:
     assert "".join(text).endswith("the end\n") and status(HERE, "one")[0].ended == "exit code 4"
 
 
-WAIT = """
+# A test run in the background inherits ignored signals; a terminal's user does not.
+SIGNALS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+"""
+WAIT = SIGNALS + """
 import sys
 from draftproof.launch.machine import Local
 from draftproof.launch.start import wait_healthy
@@ -145,7 +151,7 @@ def test_ctrl_c_stops_the_engine_and_a_lost_terminal_does_not(number: int, said:
     waiting.stdout.close()
 
 
-START = """
+START = SIGNALS + """
 import sys
 from draftproof.launch.machine import Local
 from draftproof.launch.start import start
