@@ -50,6 +50,10 @@ CODES: dict[str, str] = {
     "port-in-use": "the port the engine shall serve on is taken",
     "gpu-memory": "a GPU has less free memory than the engine needs",
     "engine-missing": "an engine, or the interpreter of its environment, is not on this machine",
+    "server-unreachable": "nothing answers at the server's address",
+    "not-an-llm-server": "what answers at the address is no server of the OpenAI protocol",
+    "auth-needed": "the server wants an API key, or another one",
+    "server-unfit": "the server answers, but cannot be examined: no model, not ready, or it refuses a request",
     "code-unknown": "no finding, engine rule or error has the code that was asked about",
 }
 

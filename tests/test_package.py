@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from draftproof.config.explain import finding_texts
-from draftproof.docs import FINDINGS_PAGE, PAGE, errors_page, findings_page
+from draftproof.docs import FINDINGS_PAGE, LINKS_PAGE, PAGE, errors_page, findings_page, links_page
+from draftproof.doctor.links import LINKS
 from draftproof.errors import CODES, UserError
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "draftproof").rglob("*.py"))
-FINDING_MAKERS = {"Finding": 0, "error": 0, "warning": 0, "note": 0}  # the place of the code among the arguments
+MAKERS = ("Finding", "error", "warning", "note", "proved", "refuted", "cannot_tell")
+FINDING_MAKERS = dict.fromkeys(MAKERS, 0)  # the place of the code among the arguments
+MAKE_FINDINGS = ("draftproof.config.finding", "draftproof.doctor.chain")  # where they come from
 
 
 def test_every_error_code_is_documented() -> None:
@@ -32,6 +35,11 @@ def test_every_error_code_is_raised_somewhere_and_no_other() -> None:
 
 def test_every_finding_is_documented() -> None:
     assert FINDINGS_PAGE.read_text(encoding="utf-8") == findings_page(), "run `make docs`"
+
+
+def test_every_link_is_documented() -> None:
+    assert LINKS_PAGE.read_text(encoding="utf-8") == links_page(), "run `make docs`"
+    assert {link.CODE for link in LINKS} == {code for code in finding_texts() if code.startswith("doctor-")}
 
 
 def test_every_finding_code_has_a_text() -> None:
@@ -62,9 +70,19 @@ def test_the_scan_for_finding_codes_sees_every_way_to_write_one(tmp_path: Path) 
         "def wrap(text, code):\n"
         "    return note(code, text)\n"
     )
+    link = tmp_path / "link.py"
+    link.write_text(
+        "from draftproof.doctor.chain import cannot_tell, proved, refuted\n"
+        "CODE = 'a-link'\n"
+        "def judge(facts):\n"
+        "    if facts:\n"
+        "        return proved(CODE, 'text')\n"
+        "    return refuted('another-link', 'text') if facts is None else cannot_tell(CODE, 'text')\n"
+    )
     emitted, unreadable = finding_codes([source])
     assert set(emitted) == {"by-alias", "one", "other", "by-name", "by-wrapper"}
     assert unreadable == ["some.py:10"]
+    assert set(finding_codes([link])[0]) == {"a-link", "another-link"}
 
 
 def finding_codes(sources: list[Path]) -> tuple[dict[str, list[str]], list[str]]:
@@ -73,7 +91,7 @@ def finding_codes(sources: list[Path]) -> tuple[dict[str, list[str]], list[str]]
     emitted: dict[str, list[str]] = {}
     unreadable = []
     texts = {path: path.read_text(encoding="utf-8") for path in sources if path.name != "finding.py"}
-    trees = {path: ast.parse(text) for path, text in texts.items() if "draftproof.config.finding" in text}
+    trees = {path: ast.parse(text) for path, text in texts.items() if any(name in text for name in MAKE_FINDINGS)}
     makers = finding_makers(list(trees.values()))
     for path, tree in trees.items():
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
@@ -123,7 +141,7 @@ def constants(value: ast.expr, tree: ast.Module) -> set[str] | None:
     """The strings that an expression may be; empty when it passes a code on, None when they cannot be read off."""
     if isinstance(value, ast.Constant) and isinstance(value.value, str):
         return {value.value}
-    if isinstance(value, ast.Attribute) and value.attr == "code":
+    if isinstance(value, ast.Attribute) and value.attr in ("code", "CODE"):
         return set()
     parts = [value.body, value.orelse] if isinstance(value, ast.IfExp) else []
     if isinstance(value, ast.Name):
@@ -145,7 +163,14 @@ def assignments(node: ast.AST) -> list[tuple[str, ast.expr]]:
 
 
 @pytest.mark.parametrize(
-    "module", ["draftproof.cli", "draftproof.config.report", "draftproof.bench.suite", "draftproof.engine.request"]
+    "module",
+    [
+        "draftproof.cli",
+        "draftproof.config.report",
+        "draftproof.bench.suite",
+        "draftproof.engine.request",
+        "draftproof.doctor.links",
+    ],
 )
 def test_import_leaves_torch_alone(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

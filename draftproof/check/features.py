@@ -138,6 +138,7 @@ TARGET: Final[Mapping[str, Predicate]] = {
 DRAFTER: Final[Mapping[str, Predicate]] = {
     "layers:any-sliding": _drafter(lambda s: any(layer.sliding for layer in s.layers)),
     "layers:all-sliding": _drafter(lambda s: all(layer.sliding for layer in s.layers)),
+    "layers:single": _drafter(lambda s: s.num_layers == 1),
     "layers:mixed": _drafter(lambda s: len({layer.sliding for layer in s.layers}) == 2),
     "layers:use-swa": _drafter(lambda s: s.sources.get("layers", "").endswith("dflash_config.use_swa")),
     "use-sliding-window:false": _drafter(lambda s: any(f.code == "use-sliding-window-false" for f in s.findings)),

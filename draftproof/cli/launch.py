@@ -67,6 +67,7 @@ def start_engine(
     drafter_config: Annotated[Path | None, typer.Option(help="llamacpp: Hugging Face config of the drafter")] = None,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the engine; may repeat")] = None,
     accept: Annotated[list[str] | None, typer.Option(help="start although this finding refutes it; may repeat")] = None,
+    prove: Annotated[bool, typer.Option("--prove", help="vllm: a plugin writes down what the engine does")] = False,
     host: Host = None,
     ssh_option: SshOption = None,
     name: Name = None,
@@ -98,9 +99,9 @@ def start_engine(
         "gpu_share": gpu_memory_utilization,
     }  # fmt: skip
     ask = LaunchAsk(
-        engine, target, drafter, _machine(host, ssh_option), named, bind, port, release, venv, executable,
+        engine, target, drafter, machine_of(host, ssh_option), named, bind, port, release, venv, executable,
         served_model_name, reasoning_parser, tool_call_parser, chat_template, target_config,
-        drafter_config, tuple(accept or ()), tuple(context.args), _variables(env or []),
+        drafter_config, tuple(accept or ()), tuple(context.args), _variables(env or []), prove,
     )  # fmt: skip
     prepared = prepare_launch(ask, resolve_config)
     if print_form or dry_run:
@@ -123,7 +124,7 @@ def status(
     """What runs, what ended and how."""
     from draftproof.launch.show import show_status
 
-    show_status(_machine(host, ssh_option), name, as_json)
+    show_status(machine_of(host, ssh_option), name, as_json)
 
 
 @launch_app.command()
@@ -136,7 +137,7 @@ def stop(
     """End exactly the processes this launch started."""
     from draftproof.launch.show import stop_launch
 
-    stop_launch(_machine(host, ssh_option), name, seconds)
+    stop_launch(machine_of(host, ssh_option), name, seconds)
 
 
 @launch_app.command()
@@ -150,7 +151,7 @@ def logs(
     """The engine's own output."""
     from draftproof.launch.start import logs as read_logs
 
-    read_logs(_machine(host, ssh_option), name, _write, lines=lines, follow=follow)
+    read_logs(machine_of(host, ssh_option), name, _write, lines=lines, follow=follow)
 
 
 def _write(text: str) -> None:
@@ -158,7 +159,7 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _machine(host: str | None, ssh_option: list[str] | None) -> Machine:
+def machine_of(host: str | None, ssh_option: list[str] | None) -> Machine:
     from draftproof.launch.machine import Local, Remote
 
     if host is None:

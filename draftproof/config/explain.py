@@ -35,6 +35,7 @@ class Area(StrEnum):
     DEPLOYMENT = "deployment"
     INSTALLATION = "installation"
     MEMORY = "memory"
+    DOCTOR = "doctor"
 
 
 class FindingText(Data):

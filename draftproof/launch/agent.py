@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import fnmatch
 import getpass
 import hashlib
 import json
@@ -186,6 +187,21 @@ def read(emit: Emit, path: str) -> Answer:
     return {"sizes": sizes, "contents": contents, "too_large": too_large}
 
 
+def read_files(emit: Emit, folder: str, pattern: str) -> Answer:
+    """The files of a folder whose names match, such as inside-*.json; none where there is no such folder."""
+    contents, too_large = {}, []
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        path = os.path.join(folder, name)
+        if not fnmatch.fnmatchcase(name, pattern) or not os.path.isfile(path):
+            continue
+        if os.path.getsize(path) <= SMALL_FILE:
+            with open(path, "rb") as file:
+                contents[name] = base64.b64encode(zlib.compress(file.read(), 1)).decode()
+        else:
+            too_large.append(name)
+    return {"contents": contents, "too_large": too_large}
+
+
 def probe(emit: Emit, python: str, arguments: list[str], source: str) -> Answer:
     """What a program that another Python of this machine runs says about itself, as JSON; None without an answer."""
     command = [python, *arguments]
@@ -214,8 +230,9 @@ def regular_files(folder: str) -> list[str]:
     return found
 
 
-def hash_files(emit: Emit, paths: list[str]) -> Answer:
-    """{path: {file name: sha256, size, mtime_ns}}; a path that is a file holds the one name ''."""
+def hash_files(emit: Emit, paths: list[str], digests: bool = True, ctimes: bool = False) -> Answer:
+    """{path: {file name: sha256, size, mtime_ns}}; a path that is a file holds the one name ''. Without `digests` no
+    file is read and sha256 is None. `ctimes` adds ctime_ns, the latest change of the file, its links and folders."""
     jobs = []
     for path in paths:
         names = regular_files(path) if stat.S_ISDIR(os.stat(path).st_mode) else [""]
@@ -232,19 +249,38 @@ def hash_files(emit: Emit, paths: list[str]) -> Answer:
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         found: Answer = {path: {} for path in paths}
-        for (path, name, _), digest in [(job, pool.submit(hash_one, job[2], count)) for job in jobs]:
+        for (path, name, _), digest in [(job, pool.submit(hash_one, job[2], count, digests)) for job in jobs]:
             found[path][name] = digest.result()
+    for path, name, full in jobs if ctimes else ():
+        found[path][name]["ctime_ns"] = last_change(path, full)
     return {"hashes": found}
 
 
-def hash_one(path: str, count: Callable[[int], None]) -> Answer:
+def last_change(path: str, full: str) -> int:
+    """Also a link that points elsewhere now, or a folder that took another's place, changes what a name means."""
+    folder = [path] if path == full else [path, os.path.dirname(full)]
+    return max(found.st_ctime_ns for one in (full, *folder) for found in (os.stat(one), os.lstat(one)))
+
+
+def hash_one(path: str, count: Callable[[int], None], read: bool = True) -> Answer:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         info = os.fstat(file.fileno())
-        for block in iter(lambda: file.read(CHUNK), b""):
+        for block in iter(lambda: file.read(CHUNK), b"") if read else ():
             digest.update(block)
             count(len(block))
-    return {"sha256": digest.hexdigest(), "size": info.st_size, "mtime_ns": info.st_mtime_ns}
+    return {"sha256": digest.hexdigest() if read else None, "size": info.st_size, "mtime_ns": info.st_mtime_ns}
+
+
+def tensors(emit: Emit, path: str) -> Answer:
+    """Names of the tensors in a checkpoint's safetensors files, from their headers."""
+    found: set[str] = set()
+    for name in regular_files(path):
+        if name.endswith(".safetensors"):
+            with open(os.path.join(path, name), "rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                found.update(json.loads(file.read(min(size, SMALL_FILE * 4))))
+    return {"tensors": sorted(found - {"__metadata__"})}
 
 
 # ---- the state folder of a launch
@@ -407,6 +443,65 @@ def end_rest(record: Answer, patience: float, seconds: float, seen: bool) -> Non
             send(one, number)
 
 
+# ---- listener: who serves on a port
+
+
+def listener(emit: Emit, port: int) -> Answer:
+    """The living launch whose engine shall serve on this port, and the processes that listen there with their
+    ancestors, nearest first. Only processes of this user can be looked into: `others` says that one listens which
+    cannot."""
+    inodes, names = listening(port), launch_names()
+    records = [read_json(os.path.join(launch_folder(name), "record.json")) for name in names]
+    record = next((one for one in records if one and one["plan"]["port"] == port and alive(one)), None)
+    chains = [ancestors(pid) for pid in holders(inodes)]
+    return {"record": record, "chains": chains, "others": bool(inodes) and not chains}
+
+
+def listening(port: int) -> set[str]:
+    """Inodes of the sockets in state LISTEN (0A) on this port."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(FileNotFoundError), open(table) as file:
+            rows = [line.split() for line in file.readlines()[1:]]
+            found |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
+    return found
+
+
+def holders(inodes: set[str]) -> list[int]:
+    wanted, found = {f"socket:[{inode}]" for inode in inodes}, []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()) if inodes else []:
+        folder = f"/proc/{pid}/fd"
+        with contextlib.suppress(OSError):  # gone, or another user's
+            for name in os.listdir(folder):
+                with contextlib.suppress(OSError):
+                    if os.readlink(os.path.join(folder, name)) in wanted:
+                        found.append(pid)
+                        break
+    return found
+
+
+def ancestors(pid: int) -> list[Answer]:
+    found: list[Answer] = []
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            argv, env = (null_separated(f"/proc/{pid}/{name}") for name in ("cmdline", "environ"))
+        except OSError:  # gone, or another user's
+            break
+        begun = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + begun
+        pairs = dict(entry.partition("=")[::2] for entry in env if "=" in entry)
+        found.append({"pid": pid, "argv": argv, "env": pairs, "started": started})
+        pid = int(fields[1])
+    return found
+
+
+def null_separated(path: str) -> list[str]:
+    with open(path, "rb") as file:
+        return [part.decode(errors="replace") for part in file.read().split(b"\0")[:-1]]
+
+
 # ---- start
 
 
@@ -452,6 +547,7 @@ def clear(state: str) -> None:
             os.unlink(os.path.join(state, old))
     with contextlib.suppress(FileNotFoundError):
         os.replace(os.path.join(state, "log"), os.path.join(state, "log.previous"))
+    shutil.rmtree(os.path.join(state, "inside"), ignore_errors=True)  # of --prove
 
 
 def write_plan_file(path: str, content: Answer, state: str) -> None:
@@ -677,8 +773,11 @@ def stop(emit: Emit, name: str, seconds: float = 30) -> Answer:
 VERBS: dict[str, Callable[..., Answer]] = {
     "facts": facts,
     "read": read,
+    "read_files": read_files,
     "probe": probe,
     "hash": hash_files,
+    "tensors": tensors,
+    "listener": listener,
     "start": start,
     "status": status,
     "log": log,

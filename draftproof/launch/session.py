@@ -23,6 +23,7 @@ from draftproof.launch.flow import Prepared, prepare, with_file
 from draftproof.launch.machine import Machine
 from draftproof.launch.names import Checkpoint, Resolve, locate
 from draftproof.launch.plan import Reason
+from draftproof.launch.prove import refuse_other_engines, with_prove
 
 TEMPLATE: Final = "chat_template.jinja"
 PACKAGES: Final = ("vllm", "sglang")
@@ -52,10 +53,13 @@ class LaunchAsk:
     accept: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    prove: bool = False
 
 
 def prepare_launch(ask: LaunchAsk, resolve: Resolve) -> Prepared:
     """UserError for every kind of bad input; nothing is started or written."""
+    if ask.prove:
+        refuse_other_engines(ask.engine)
     found = installed_there(ask) if ask.release is None and ask.engine in PACKAGES else None
     platform = ask.named.get("platform") or (found.platform if found else None)
     options = merge_options(ask.engine, {**ask.named, "platform": platform}, ask.extra, ask.env)
@@ -81,6 +85,9 @@ def prepare_launch(ask: LaunchAsk, resolve: Resolve) -> Prepared:
     prepared = _hugging_face(ask, full, resolve, *_release(ask, found)) if packaged else _gguf(ask, full)
     if ask.chat_template:
         prepared = replace(prepared, plan=with_file(prepared.plan, TEMPLATE, ask.chat_template))
+    if ask.prove:
+        known = prepared.check.applied.release if prepared.check else None
+        prepared = replace(prepared, plan=with_prove(prepared.plan, known))
     return prepared
 
 

@@ -45,6 +45,9 @@ def _target(folder: Path, constant: bool) -> None:
         with torch.no_grad():
             model.model.embed_tokens.weight += 3 * direction
             model.lm_head.weight[ALWAYS] = 8 * direction
+            for layer in model.model.layers:  # so that no layer turns the stream away from it
+                layer.self_attn.o_proj.weight *= 0.05
+                layer.mlp.down_proj.weight *= 0.05
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
 

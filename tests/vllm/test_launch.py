@@ -18,7 +18,11 @@ from .conftest import COMMON, RUNNER, VENV
 from .pair import BLOCK, make_pair
 
 pytestmark = pytest.mark.vllm
-FAST = ("--", "--enforce-eager", "--dtype", "float32")
+KNOWN = (
+    "--accept",
+    "vllm-cpu-context-keys",
+)  # docs/vllm_cpu_context_keys.md: nothing to lose with equal k_norm weights
+FAST = (*KNOWN, "--", "--enforce-eager", "--dtype", "float32")
 
 
 @pytest.fixture
