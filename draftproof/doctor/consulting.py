@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draftproof.doctor.facts import Facts, OracleFacts
+from draftproof.doctor.facts import Answer, BisectFacts, Facts, OracleFacts
 from draftproof.doctor.told import Sums
 from draftproof.launch.names import Checkpoint
 
@@ -42,3 +42,18 @@ def counted(facts: Facts) -> Sums | None:
     if delta.drafts is None or delta.accepted is None:
         return None
     return Sums(int(delta.drafts), int(delta.accepted), delta.per_position)
+
+
+def bisection_of(device: str) -> Callable[[Sequence[bytes], Answer, Checkpoint, Checkpoint], BisectFacts]:
+    """Compare the engine's tensors with the oracle's own, in float32."""
+
+    def bisection(dumps: Sequence[bytes], answer: Answer, target: Checkpoint, drafter: Checkpoint) -> BisectFacts:
+        from draftproof.doctor.bisect import compare, read_dump
+        from draftproof.engine.pair import load_pair
+
+        pair = load_pair(str(target.configs), str(drafter.configs), dtype="float32", device=device)
+        assert pair.drafter is not None
+        ids = [*answer.prompt_ids, *answer.output_ids]
+        return compare([read_dump(data) for data in dumps], ids, pair.target, pair.drafter, "float32")
+
+    return bisection

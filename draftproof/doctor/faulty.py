@@ -135,6 +135,26 @@ def no_accepted(features: Tensor, counts: Tensor, prompt: bool) -> Tensor:
     return features
 
 
+class FirstKeyNorm(Wrapped):
+    """docs/vllm_cpu_context_keys.md: context rows of every layer with layer 0's k_norm, the block's rows with their
+    own."""
+
+    def extend(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None:
+        layers = self.sound.model.blocks
+        own = [layer.self_attn.k_norm for layer in layers]
+        try:
+            for layer in layers:
+                layer.self_attn.k_norm = own[0]
+            super().extend(slots, features, counts, reach)
+        finally:
+            for layer, norm in zip(layers, own, strict=True):
+                layer.self_attn.k_norm = norm
+
+
+def first_key_norm(sound: DFlashDrafter) -> Drafter:
+    return FirstKeyNorm(sound)
+
+
 def anchor_masked(sound: DFlashDrafter) -> Drafter:
     return Wrapped(sound, anchor=sound.spec.mask_token_id)
 

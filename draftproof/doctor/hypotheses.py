@@ -17,6 +17,7 @@ from draftproof.doctor.faulty import (
     Wrapped,
     anchor_masked,
     constant,
+    first_key_norm,
     interleaved,
     mask_zero,
     no_accepted,
@@ -124,6 +125,9 @@ def _wrapped(spec: DrafterSpec) -> Iterator[Hypothesis]:
     yield fault("no-output-context", "the drafter sees the prompt only", context(no_output))
     text = "context rows of accepted drafts are empty, only those of anchors are there"
     yield fault("no-accepted-context", text, context(no_accepted), by_step=True)
+    if spec.num_layers > 1:
+        text = "context keys of every layer are normed with the first layer's weight (vLLM on a CPU)"
+        yield fault("context-keys-layer-0", text, first_key_norm)
     yield fault("anchor-masked", "the block starts with a mask instead of the anchor", anchor_masked)
     yield fault("head-zero", "every draft is token 0: a head or weights that were never loaded", constant)
     yield fault(

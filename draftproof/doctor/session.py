@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import posixpath
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +16,10 @@ from urllib.parse import urlsplit
 from draftproof.check.check import Pair, read_pair
 from draftproof.config.drafter import read_drafter
 from draftproof.config.target import read_target
+from draftproof.doctor.bisect import REQUEST, ask_for
 from draftproof.doctor.chain import Diagnosis, diagnose
 from draftproof.doctor.deployed import asked
-from draftproof.doctor.facts import Answer, Counters, Facts, OracleFacts, ProbeFacts
+from draftproof.doctor.facts import Answer, BisectFacts, Counters, Facts, OracleFacts, ProbeFacts
 from draftproof.doctor.facts.files import file_facts
 from draftproof.doctor.facts.inside import fetch_inside
 from draftproof.doctor.facts.log import read_log
@@ -52,6 +55,8 @@ class DoctorAsk:
 
 
 Oracle = Callable[[Facts, Checkpoint, Checkpoint], OracleFacts]
+Bisection = Callable[[Sequence[bytes], Answer, Checkpoint, Checkpoint], BisectFacts]
+STEPS = (0, 3, 6)  # draft steps of one answer whose tensors are compared
 
 
 @dataclass
@@ -67,9 +72,11 @@ class Collection:
         self.facts = replace(self.facts, **{source: value}, missing=dict(self.missing))
 
 
-def examine(ask: DoctorAsk, resolve: Resolve, oracle: Oracle | None, say: Say) -> Diagnosis:
-    """Every source in turn, then the links. `oracle` runs the pair itself on the server's text; None leaves it out.
-    UserError for a server that cannot be examined at all."""
+def examine(
+    ask: DoctorAsk, resolve: Resolve, oracle: Oracle | None, say: Say, bisection: Bisection | None = None
+) -> Diagnosis:
+    """Every source in turn, then the links. `oracle` runs the pair itself on the server's text, `bisection` compares
+    stage by stage; None leaves them out. UserError for a server that cannot be examined at all."""
     server = identify(ask.url, ask.api_key)
     made = Collection(Facts(server.url, server.engine, server.release, server_info=server.details))
     record = _from_machine(made, ask, server)
@@ -79,6 +86,8 @@ def examine(ask: DoctorAsk, resolve: Resolve, oracle: Oracle | None, say: Say) -
         _probe(made, ask, server, say)
         _inside(made, ask, record)
         _oracle(made, oracle, found)
+        if bisection is not None:
+            _bisect(made, ask, server, record, found, bisection, say)
         return diagnose(made.facts, LINKS)
 
 
@@ -260,3 +269,32 @@ def _oracle(made: Collection, oracle: Oracle | None, found: Checkpoints | None) 
             made.put("oracle", oracle(made.facts, found.target, found.drafter))
         except UserError as error:  # everything else can still be judged
             made.put("oracle", None, f"[{error.code}] {error.message}")
+
+
+def _bisect(
+    made: Collection,
+    ask: DoctorAsk,
+    server: Server,
+    record: dict[str, Any] | None,
+    found: Checkpoints | None,
+    bisection: Bisection,
+    say: Say,
+) -> None:
+    """Ask the plugin for the tensors of some draft steps of one more answer, and compare."""
+    if ask.machine is None or record is None or found is None or found.drafter is None:
+        made.put("bisect", None, "only a server that draftproof launched with --prove --bisect hands out its tensors")
+        return
+    say("bisect: one more answer, its draft steps handed out")
+    request = base64.b64encode(ask_for(STEPS)).decode()
+    ask.machine.call(
+        "put_file", name=record["name"], path=f"inside/{REQUEST}", data=request, clear="bisect-*.safetensors"
+    )
+    (answer,) = _ask(replace(ask, prompts=1, texts=ask.texts[:1]), server, server.url)
+    folder = posixpath.join(_folder(ask.machine, record), "inside")
+    told = ask.machine.call("read_files", folder=folder, pattern="bisect-?.safetensors")
+    dumps = [zlib.decompress(base64.b64decode(data)) for data in told["contents"].values()]
+    if not dumps:
+        big = f"; too large: {', '.join(told['too_large'])}" if told["too_large"] else ""
+        made.put("bisect", None, f"the plugin handed out nothing: launch with --prove --bisect{big}")
+        return
+    made.put("bisect", bisection(dumps, answer, found.target, found.drafter))

@@ -202,6 +202,20 @@ def read_files(emit: Emit, folder: str, pattern: str) -> Answer:
     return {"contents": contents, "too_large": too_large}
 
 
+def put_file(emit: Emit, name: str, path: str, data: str, clear: str) -> Answer:
+    """Write a file (base64) below a launch's own folder, after removing the files beside it that match `clear`."""
+    state, _ = known_record(name)
+    full = os.path.normpath(os.path.join(state, path))
+    if not full.startswith(state + os.sep):
+        raise Trouble("bad-option", f"{path!r} is not below the launch's folder", "name a file inside it")
+    folder = os.path.dirname(full)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    for old in fnmatch.filter(os.listdir(folder), clear):
+        os.unlink(os.path.join(folder, old))
+    write_file(full, base64.b64decode(data))
+    return {}
+
+
 def probe(emit: Emit, python: str, arguments: list[str], source: str) -> Answer:
     """What a program that another Python of this machine runs says about itself, as JSON; None without an answer."""
     command = [python, *arguments]
@@ -774,6 +788,7 @@ VERBS: dict[str, Callable[..., Answer]] = {
     "facts": facts,
     "read": read,
     "read_files": read_files,
+    "put_file": put_file,
     "probe": probe,
     "hash": hash_files,
     "tensors": tensors,

@@ -18,17 +18,22 @@ from draftproof.launch.plan import Plan, Reason
 NAME: Final = "draftproof_prove"
 WHERE: Final = "{state}/prove"
 FACTS: Final = "{state}/inside"
+BISECT: Final = "DRAFTPROOF_PROVE_BISECT"
 METRICS: Final = "--per-request-spec-decode-metrics"
 METRICS_SINCE: Final = ">=0.29"
 METADATA: Final = "Metadata-Version: 2.1\nName: draftproof-prove\nVersion: 1\n"
 ENTRY_POINTS: Final = f"[vllm.general_plugins]\n{NAME} = {NAME}:register\n"
 
 
-def with_prove(plan: Plan, release: str | None) -> Plan:
-    """The plan with the plugin beside it. `release` None: unknown, so flags that not every release has stay out.
-    UserError bad-option for an engine without such plugins."""
+def with_prove(plan: Plan, release: str | None, *, bisect: bool = False) -> Plan:
+    """The plan with the plugin beside it; `bisect` lets it hand out tensors of a draft step when the doctor asks.
+    `release` None: unknown, so flags that not every release has stay out. UserError bad-option for an engine without
+    such plugins."""
     refuse_other_engines(plan.engine)
     env, why = _environment(plan.env)
+    if bisect:
+        env[BISECT] = "1"
+        why += (Reason(BISECT, "1", "the doctor may ask for the tensors of a draft step; a file check each step"),)
     argv = plan.argv
     if release is not None and covers(METRICS_SINCE, release) and not _has(argv, METRICS):
         argv = (*argv, METRICS, "detailed")

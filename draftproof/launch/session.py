@@ -54,6 +54,7 @@ class LaunchAsk:
     extra: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     prove: bool = False
+    bisect: bool = False
 
 
 def prepare_launch(ask: LaunchAsk, resolve: Resolve) -> Prepared:
@@ -87,7 +88,7 @@ def prepare_launch(ask: LaunchAsk, resolve: Resolve) -> Prepared:
         prepared = replace(prepared, plan=with_file(prepared.plan, TEMPLATE, ask.chat_template))
     if ask.prove:
         known = prepared.check.applied.release if prepared.check else None
-        prepared = replace(prepared, plan=with_prove(prepared.plan, known))
+        prepared = replace(prepared, plan=with_prove(prepared.plan, known, bisect=ask.bisect))
     return prepared
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from draftproof.doctor.facts import Answer, Counters
 from draftproof.doctor.facts.files import file_facts
@@ -44,7 +43,6 @@ class Running(NamedTuple):
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     base = tmp_path_factory.mktemp("facts")
     target, drafter = make_pair(base, "full")
-    quieten(target / "model.safetensors")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -63,13 +61,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         patch.setenv("XDG_STATE_HOME", state)
         yield Running(f"http://127.0.0.1:{port}", port, Path(json.loads(started.stdout)["folder"]), target, drafter)
     assert call("stop", f"vllm-{port}").returncode == 0
-
-
-def quieten(weights: Path) -> None:
-    """The target's layers add so little that it always says one token, and so does the drafter: all is accepted."""
-    small = ("o_proj.weight", "down_proj.weight")
-    tensors = load_file(weights)
-    save_file({name: t * 0.05 if name.endswith(small) else t for name, t in tensors.items()}, weights)
 
 
 def counters(running: Running) -> Counters:

@@ -22,7 +22,7 @@ EXPLAINS = (
 )  # fmt: skip
 NEEDS = ("process", "pair")
 PROVES = "engines.toml covers the release, holds everything about method and runner for it, and no rule speaks against."
-REFUTES = "A rule of engines.toml that holds for this release and these options is an error, the attention backend's aside."
+REFUTES = "A rule of engines.toml that holds for this release and these options is an error (attention backends aside)."
 
 
 def required(facts: Facts) -> bool:
@@ -62,7 +62,8 @@ def _judged(result: Check, facts: Facts, where: str) -> Finding:
         more = f" (and {', '.join(other.code for other in wrong[1:])})" if wrong[1:] else ""
         message = f"[{rule.code}] {rule.does} {rule.consequence}{more}"
         return refuted(CODE, message, "as trained", f"{rule.link.value} not as trained", where, rule.fix)
-    asked = {v.link: v for v in result.links if v.link in (Link.METHOD, Link.RUNNER)}
+    open_links = (Link.METHOD,) if runner_seen(facts) == result.applied.runner else (Link.METHOD, Link.RUNNER)
+    asked = {v.link: v for v in result.links if v.link in open_links}  # a runner that was seen to run is no doubt
     doubts = [code for v in asked.values() if v.verdict is not Verdict.PROVED for code in (v.codes or (v.link.value,))]
     if doubts:
         message = f"the data leaves open for this release: {', '.join(doubts)}"
