@@ -122,7 +122,9 @@ import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 """
-WAIT = SIGNALS + """
+WAIT = (
+    SIGNALS
+    + """
 import sys
 from draftproof.launch.machine import Local
 from draftproof.launch.start import wait_healthy
@@ -131,6 +133,7 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 """
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
@@ -151,7 +154,9 @@ def test_ctrl_c_stops_the_engine_and_a_lost_terminal_does_not(number: int, said:
     waiting.stdout.close()
 
 
-START = SIGNALS + """
+START = (
+    SIGNALS
+    + """
 import sys
 from draftproof.launch.machine import Local
 from draftproof.launch.start import start
@@ -163,6 +168,7 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 """
+)
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.15, 0.3])

@@ -75,7 +75,8 @@ class Served:
         self, target: Path | str, drafter: Path, *words: object, accept: tuple[str, ...] = (),
         engine: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        ask = ["launch", "vllm", "--target", target, "--drafter", drafter, "--venv", VENV, "--runner", self.runner]
+        ask: list[object] = ["launch", "vllm", "--target", target, "--drafter", drafter, "--runner", self.runner]
+        ask += ["--venv", VENV]
         ask += ["--max-num-seqs", 4, "--port", self.port, "--gpu-memory-utilization", 0.3, "--json", *words]
         for code in ("vllm-cpu-context-keys", *accept):
             ask += ["--accept", code]
@@ -145,7 +146,7 @@ def test_weights_of_zeros_and_a_block_too_long(v1: Served, tmp_path: Path) -> No
 
 
 def test_synthetic_acceptance_is_no_acceptance(v2: Served, tmp_path: Path) -> None:
-    """V1's own kernel for it needs Triton, which a CPU build lacks."""
+    """On V2: V1's CPU kernel asserts "Synthetic acceptance not supported with CPU sampling"."""
     target, drafter = make_pair(tmp_path, "full")
     made_up = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.5}
     engine = ("--speculative-config", json.dumps(made_up))
