@@ -75,14 +75,13 @@ def _dflash(arguments: Arguments, ask: Ask, block_size: int, fork: bool) -> None
 
 
 def _mtp(arguments: Arguments, ask: Ask, fork: bool) -> None:
-    if not fork:
-        raise UserError(
-            "bad-option",
-            "how mainline llama.cpp starts an MTP head is not in the data",
-            "use --ik for ik_llama.cpp, or launch vllm or sglang with --method mtp",
-        )
     drafts = ask.options.drafts or 1
-    arguments.add("spec_method", "--spec-type", f"mtp:n_max={drafts},p_min=0.0", "the target's own MTP head drafts")
+    why = "the target's own MTP head drafts"
+    if fork:
+        arguments.add("spec_method", "--spec-type", f"mtp:n_max={drafts},p_min=0.0", why)
+        return
+    arguments.add("spec_method", "--spec-type", "draft-mtp", why)
+    arguments.add("drafts", "--spec-draft-n-max", drafts, f"{drafts} drafts a pass")
 
 
 def _sizes(arguments: Arguments, ask: Ask) -> None:

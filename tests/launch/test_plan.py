@@ -182,6 +182,8 @@ def test_llamacpp_reads_the_block_from_the_header(tmp_path: Path) -> None:
     fork = plan("ik_llama.cpp", drafter=str(file), named={"drafts": 4})
     assert value(fork, "--spec-type") == "dflash:n_max=4" and value(fork, "--model-draft") == str(file)
     refused("flag-conflict", "16", "15", engine="llama.cpp", drafter=str(file), named={"drafts": 16})
+    head = plan("llama.cpp", drafter=None, named={"method": "mtp", "drafts": 2})
+    assert value(head, "--spec-type") == "draft-mtp" and value(head, "--spec-draft-n-max") == "2"
     refused("bad-option", "--reasoning-parser", engine="llama.cpp", drafter=str(file), reasoning_parser="qwen3")
 
 
