@@ -124,6 +124,7 @@ SHORT = {"prompt_ids": tuple(range(2000))}
 
 # link, what was changed, words of the finding
 REFUTED: list[tuple[str, Change, str]] = [
+    ("acceptance", judged(leaders=("taps-minus-1",), observed=3.6, kind="steps"), "taps-minus-1"),
     ("files", files(unreadable={DRAFTER: "cut short"}), "cannot be read"),
     ("current", file(sha256="cd" * 32), "not what it was at the launch"),
     ("current", files(now={DRAFTER: state(DRAFTER)}), "not what it was"),
@@ -211,7 +212,11 @@ OPEN: list[tuple[str, Change, str]] = [
     ("acceptance", judged(observed_steps=20), "too few"),
     ("acceptance", judged(leaders=()), "too few"),
     ("acceptance", judged(observed=4.5), "outside"),
-    ("acceptance", judged(leaders=("drafts-sampled",), observed=3.6), "not those of the healthy pair"),
+    (
+        "acceptance",
+        judged(leaders=("drafts-sampled",), observed=3.6, kind="totals"),
+        "not those of the healthy pair",
+    ),
     ("acceptance", argv(*SENT[1:4], SPECULATIVE[:-1] + ', "rejection_sample_method": "synthetic"}'), "synthetic"),
     ("acceptance", lambda facts: edit(facts, "log", warnings=("synthetic_acceptance_rate=0.8",)), "made up"),
     ("acceptance", process(env={"SGLANG_SIMULATE_ACC_LEN": "4"}), "simulated"),

@@ -21,8 +21,8 @@ PROVES = (
     "the observed mean length is within the interval."
 )
 REFUTES = (
-    "A known fault reproduces the steps, the healthy pair does not, and acceptance is lower; or nothing reproduces "
-    "them and acceptance is below the interval; or no draft at all is accepted over many steps."
+    "A known fault reproduces the steps and the healthy pair does not (from totals: and acceptance is lower); or "
+    "nothing reproduces them and acceptance is below the interval; or no draft at all is accepted over many steps."
 )
 FEW = 50  # steps below which nothing is said
 FIX = "mend the link that is refuted above; where none is, look at the likely cause named here"
@@ -96,6 +96,9 @@ def _against_oracle(facts: Facts, oracle: OracleFacts) -> Finding:
     nothing = NONE in oracle.leaders
     if oracle.observed < (low if nothing else oracle.expected):
         message = f"acceptance is below what the healthy pair gives; {_cause(facts, oracle)}"
+        return refuted(CODE, message, expected, seen, where, FIX)
+    if oracle.kind == "steps" and not nothing:  # on this text it costs nothing; step by step it is there all the same
+        message = f"the steps are not those of the healthy pair; {_cause(facts, oracle)}"
         return refuted(CODE, message, expected, seen, where, FIX)
     message = f"observed {seen}, expected {expected}, but the steps are not those of the healthy pair; "
     fix = "probe with more text, greedy and one at a time; a quantised target writes steps of its own"
