@@ -79,7 +79,7 @@ class Installed:
             raise UserError(
                 "engine-missing",
                 f"{self.engine} is not installed for {self.python}, and no version was named",
-                f"name the interpreter of {self.engine}'s environment, or a version: {self.engine}==X",
+                f"name its environment with --venv DIR, or the release: {self.engine}==X",
             )
         return self.version
 
@@ -195,5 +195,5 @@ def _run(command: list[str], text: str, seconds: int) -> subprocess.CompletedPro
 
 
 def _not_runnable(program: str, why: str) -> UserError:
-    fix = "name the interpreter of the engine's environment (VENV/bin/python), or the engine's program"
+    fix = "name the engine's environment with --venv DIR, or its release: ENGINE==X"
     return UserError("engine-missing", f"{program} cannot be run: {why}", fix)
