@@ -121,7 +121,7 @@ def _complete(link: Link, deployment: Deployment, applied: Applied) -> bool:
 
 def _link(finding: Finding, published: Match | None) -> Link | None:
     if finding.code in ("published-difference", "published-ambiguous"):
-        return next((link for link, keys in KEYS.items() if finding.message.split(" ")[0] in keys), None)
+        return published_link(finding)
     return LINK_OF.get(finding.code)
 
 
@@ -134,6 +134,11 @@ KEYS: Final[Mapping[Link, tuple[str, ...]]] = {
     Link.MASK: ("mask_token_id",),
     Link.BLOCK: ("block_size",),
 }
+
+
+def published_link(finding: Finding) -> Link | None:
+    """The link that a difference from a published drafter is about: its message begins with the config key."""
+    return next((link for link, keys in KEYS.items() if finding.message.split(" ")[0] in keys), None)
 
 
 def _settles(link: Link, published: Match) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftproof.cli.app import Json, app
+from draftproof.cli.app import Json, app, table_console
 from draftproof.cli.options import (
     Drafts,
     EngineMethod,
@@ -23,8 +23,6 @@ from draftproof.cli.options import (
     Venv,
 )
 from draftproof.errors import UserError
-
-WIDE = 118  # columns of a table that goes into a file or a pipe
 
 
 @app.command()
@@ -77,8 +75,6 @@ def check(
 
     Exit code 0: every required link is proved. 1: some link is refuted. 3: none is refuted, but a required one cannot
     be told. 2: could not run."""
-    from rich.console import Console
-
     from draftproof.check.report import render, report_dict
     from draftproof.check.session import CheckAsk, run_check
     from draftproof.engine.output import print_json
@@ -109,8 +105,7 @@ def check(
     if as_json:
         print_json(report_dict(result))
     else:
-        console = Console()
-        render(result, console if console.is_terminal else Console(width=WIDE))
+        render(result, table_console())
     raise typer.Exit(result.exit_code)
 
 

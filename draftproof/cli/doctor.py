@@ -13,13 +13,12 @@ import typer
 if TYPE_CHECKING:
     from draftproof.launch.machine import Machine
 
-from draftproof.cli.app import Device, Json, app
+from draftproof.cli.app import Device, Json, app, table_console
 from draftproof.cli.launch import Host, SshOption
 from draftproof.errors import UserError
 
 Url = Annotated[str, typer.Argument(help="http://host:port of the server")]
 ApiKey = Annotated[str | None, typer.Option(envvar="DRAFTPROOF_API_KEY", help="key the server asks for")]
-WIDE = 118  # columns of a table that goes into a file or a pipe
 
 
 @app.command()
@@ -53,8 +52,6 @@ def doctor(
 
     Exit code 0: every required link is proved. 1: some link is refuted. 3: none is refuted, but a required one cannot
     be told. 2: could not run."""
-    from rich.console import Console
-
     from draftproof.doctor.as_json import report_dict
     from draftproof.doctor.consulting import bisection_of, oracle_of
     from draftproof.doctor.page import render_page
@@ -81,8 +78,7 @@ def doctor(
     if as_json:
         print_json(report_dict(diagnosis))
     else:
-        console = Console()
-        render(diagnosis, console if console.is_terminal else Console(width=WIDE))
+        render(diagnosis, table_console())
     raise typer.Exit(diagnosis.exit_code)
 
 

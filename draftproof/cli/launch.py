@@ -86,7 +86,7 @@ def start_engine(
     from draftproof.models.hub import resolve_config
 
     engine = {"llamacpp": "ik_llama.cpp" if ik else "llama.cpp"}.get(str(context.info_name), str(context.info_name))
-    if engine.endswith("llama.cpp") is False and (ik or target_config or drafter_config):
+    if not engine.endswith("llama.cpp") and (ik or target_config or drafter_config):
         raise UserError("bad-option", "--ik and --*-config are for launch llamacpp", "leave them out")
     if engine != "vllm" and runner:
         raise UserError("bad-option", f"--runner means nothing for {engine}", "leave it out")

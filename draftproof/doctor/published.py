@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from draftproof.check.links import published_link
+from draftproof.config.engines import Link
 from draftproof.config.finding import Finding, Severity, Verdict
 from draftproof.doctor.facts import Facts
 
-# The config keys each link is about.
-KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "doctor-taps": ("target_layer_ids", "num_target_layers"),
-    "doctor-windows": ("layer_types", "sliding_window"),
-    "doctor-causality": ("is_causal",),
-    "doctor-rope": ("rope_theta", "partial_rotary_factor", "rope_scaling"),
-    "doctor-block": ("mask_token_id", "block_size"),
+# The links of a check that each link of the doctor answers for.
+LINKS: Final[Mapping[str, tuple[Link, ...]]] = {
+    "doctor-taps": (Link.TAPS,),
+    "doctor-windows": (Link.WINDOWS,),
+    "doctor-causality": (Link.CAUSALITY,),
+    "doctor-rope": (Link.ROPE,),
+    "doctor-block": (Link.MASK, Link.BLOCK),
 }
 
 
@@ -24,7 +26,7 @@ def unlike_published(code: str, facts: Facts) -> Finding | None:
     for finding in facts.pair.findings if facts.pair else ():
         if finding.code != "published-difference" or finding.severity is not Severity.ERROR:
             continue
-        if finding.message.split(" ")[0] in KEYS.get(code, ()):
+        if published_link(finding) in LINKS.get(code, ()):
             verdict = Verdict.REFUTED if finding.verdict is Verdict.REFUTED else Verdict.CANNOT_TELL
             severity = Severity.ERROR if verdict is Verdict.REFUTED else Severity.WARNING
             message = f"the engine does what the config says, but {finding.message}"

@@ -81,7 +81,7 @@ def examine(
     made = Collection(Facts(server.url, server.engine, server.release, server_info=server.details))
     record = _from_machine(made, ask, server)
     with tempfile.TemporaryDirectory() as scratch:
-        found = _pair(made, ask, record, Path(scratch), resolve)
+        found = _pair(made, ask, Path(scratch), resolve)
         _files(made, ask, record, found, say)
         _probe(made, ask, server, say)
         _inside(made, ask, record)
@@ -92,7 +92,7 @@ def examine(
 
 
 def _from_machine(made: Collection, ask: DoctorAsk, server: Server) -> dict[str, Any] | None:
-    """Process, log and inside: what only the server's own machine tells."""
+    """Process and log: what only the server's own machine tells. Returns the launch record, if it has one."""
     machine, port = ask.machine, urlsplit(server.url).port
     if ask.log is not None:
         made.put("log", read_log(_local_log(ask.log)))
@@ -146,9 +146,7 @@ class Checkpoints:
     drafter: Checkpoint | None
 
 
-def _pair(
-    made: Collection, ask: DoctorAsk, record: dict[str, Any] | None, scratch: Path, resolve: Resolve
-) -> Checkpoints | None:
+def _pair(made: Collection, ask: DoctorAsk, scratch: Path, resolve: Resolve) -> Checkpoints | None:
     """Both configs, from the names given or from the server's own command line."""
     names = _names(made.facts, ask)
     if names is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from draftproof.check.flags import FLAGS, read_flags
 from draftproof.check.merge import conflict
@@ -33,6 +34,9 @@ class Ask:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
+DEFAULTS: Final = Options()
+
+
 class Arguments:
     """An argument list in the making. `user` holds the flags the user passed through, by meaning."""
 
@@ -53,6 +57,13 @@ class Arguments:
             return
         self.argv += [flag, str(value)]
         self.why.append(Reason(flag, str(value), why))
+
+    def as_asked(self, flags: Mapping[str, str]) -> None:
+        """Every field of the ask or of its options that differs from its default, by its meaning, under its flag."""
+        for name, flag in flags.items():
+            value = getattr(self.ask if hasattr(self.ask, name) else self.ask.options, name)
+            if value and value != getattr(DEFAULTS, name, None):
+                self.add(name, flag, value, "as asked")
 
     def switch(self, name: str, flag: str, why: str) -> None:
         if name not in self.user:

@@ -12,6 +12,20 @@ from draftproof.launch.ask import Arguments, Ask
 from draftproof.launch.plan import Plan
 
 PROGRAM: Final = ("python3", "-m", "sglang.launch_server")
+SIZES: Final = {
+    "tensor_parallel": "--tp-size",
+    "max_model_len": "--context-length",
+    "max_num_seqs": "--max-running-requests",
+    "max_batched_tokens": "--chunked-prefill-size",
+    "kv_dtype": "--kv-cache-dtype",
+}
+SERVING: Final = {
+    "served_name": "--served-model-name",
+    "reasoning_parser": "--reasoning-parser",
+    "tool_parser": "--tool-call-parser",
+    "chat_template": "--chat-template",
+    "gpu_share": "--mem-fraction-static",
+}
 STRATEGY: Final = "--mamba-radix-cache-strategy"
 
 
@@ -27,8 +41,10 @@ def plan_sglang(ask: Ask, check: Check) -> Plan:
     else:
         _dflash(arguments, ask, check)
     _hybrid(arguments, check)
-    _sizes(arguments, ask)
-    _serving(arguments, ask)
+    arguments.as_asked(SIZES)
+    if not ask.options.prefix_caching:
+        arguments.switch("prefix_caching", "--disable-radix-cache", "as asked")
+    arguments.as_asked(SERVING)
     return Plan(
         engine="sglang",
         argv=(*arguments.argv, *ask.extra),
@@ -85,32 +101,3 @@ def strategy_flag(release: str | None) -> str:
 
 
 RENAMED: Final = Version("0.5.14")
-
-
-def _sizes(arguments: Arguments, ask: Ask) -> None:
-    options = ask.options
-    if options.tensor_parallel > 1:
-        arguments.add("tensor_parallel", "--tp-size", options.tensor_parallel, "as asked")
-    if options.max_model_len:
-        arguments.add("max_model_len", "--context-length", options.max_model_len, "as asked")
-    if options.max_num_seqs:
-        arguments.add("max_num_seqs", "--max-running-requests", options.max_num_seqs, "as asked")
-    if options.max_batched_tokens:
-        arguments.add("max_batched_tokens", "--chunked-prefill-size", options.max_batched_tokens, "as asked")
-    if options.kv_dtype != "auto":
-        arguments.add("kv_dtype", "--kv-cache-dtype", options.kv_dtype, "as asked")
-    if not options.prefix_caching:
-        arguments.switch("prefix_caching", "--disable-radix-cache", "as asked")
-
-
-def _serving(arguments: Arguments, ask: Ask) -> None:
-    if ask.served_name:
-        arguments.add("served_name", "--served-model-name", ask.served_name, "as asked")
-    if ask.reasoning_parser:
-        arguments.add("reasoning_parser", "--reasoning-parser", ask.reasoning_parser, "as asked")
-    if ask.tool_parser:
-        arguments.add("tool_parser", "--tool-call-parser", ask.tool_parser, "as asked")
-    if ask.chat_template:
-        arguments.add("chat_template", "--chat-template", ask.chat_template, "as asked")
-    if ask.options.gpu_share is not None:
-        arguments.add("gpu_share", "--mem-fraction-static", ask.options.gpu_share, "as asked")

@@ -16,6 +16,13 @@ from draftproof.launch.plan import Plan
 PROGRAM: Final = ("vllm",)
 BATCH: Final = 8192  # vLLM warns below it with speculation
 DROPS: Final = ("vllm-block-drop", "vllm-block-drop-hybrid")  # the last cached block is dropped on every hit
+SIZES: Final = {
+    "tensor_parallel": "--tensor-parallel-size",
+    "pipeline_parallel": "--pipeline-parallel-size",
+    "max_model_len": "--max-model-len",
+    "max_num_seqs": "--max-num-seqs",
+    "kv_dtype": "--kv-cache-dtype",
+}
 KEEPS: Final = ">=0.30"  # releases with an option that keeps it
 
 
@@ -88,16 +95,7 @@ def _runner(arguments: Arguments, check: Check) -> None:
 
 def _sizes(arguments: Arguments, ask: Ask, check: Check) -> None:
     options = ask.options
-    if options.tensor_parallel > 1:
-        arguments.add("tensor_parallel", "--tensor-parallel-size", options.tensor_parallel, "as asked")
-    if options.pipeline_parallel > 1:
-        arguments.add("pipeline_parallel", "--pipeline-parallel-size", options.pipeline_parallel, "as asked")
-    if options.max_model_len:
-        arguments.add("max_model_len", "--max-model-len", options.max_model_len, "as asked")
-    if options.max_num_seqs:
-        arguments.add("max_num_seqs", "--max-num-seqs", options.max_num_seqs, "as asked")
-    if options.kv_dtype != "auto":
-        arguments.add("kv_dtype", "--kv-cache-dtype", options.kv_dtype, "as asked")
+    arguments.as_asked(SIZES)
     if not options.prefix_caching:
         arguments.switch("prefix_caching", "--no-enable-prefix-caching", "as asked")
     rows = 1 + (options.drafts or (check.pair.drafter.block_size - 1 if check.pair.drafter else 1))
@@ -118,15 +116,13 @@ def _sizes(arguments: Arguments, ask: Ask, check: Check) -> None:
 
 
 def _serving(arguments: Arguments, ask: Ask) -> None:
-    if ask.served_name:
-        arguments.add("served_name", "--served-model-name", ask.served_name, "as asked")
-    if ask.reasoning_parser:
-        arguments.add("reasoning_parser", "--reasoning-parser", ask.reasoning_parser, "as asked")
-    if ask.tool_parser:
-        arguments.add("tool_parser", "--tool-call-parser", ask.tool_parser, "as asked")
+    arguments.as_asked(
+        {
+            "served_name": "--served-model-name",
+            "reasoning_parser": "--reasoning-parser",
+            "tool_parser": "--tool-call-parser",
+        }
+    )
     if ask.tool_parser or "tool_parser" in arguments.user:
         arguments.switch("auto_tools", "--enable-auto-tool-choice", "vLLM ignores a tool parser without it")
-    if ask.chat_template:
-        arguments.add("chat_template", "--chat-template", ask.chat_template, "as asked")
-    if ask.options.gpu_share is not None:
-        arguments.add("gpu_share", "--gpu-memory-utilization", ask.options.gpu_share, "as asked")
+    arguments.as_asked({"chat_template": "--chat-template", "gpu_share": "--gpu-memory-utilization"})
