@@ -503,7 +503,7 @@ def ancestors(pid: int) -> list[Answer]:
             argv, env = (null_separated(f"/proc/{pid}/{name}") for name in ("cmdline", "environ"))
         except OSError:  # gone, or another user's
             break
-        begun = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        begun = (int(fields[19]) + 1) / os.sysconf("SC_CLK_TCK")  # the tick's end: never before the true start
         started = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + begun
         pairs = dict(entry.partition("=")[::2] for entry in env if "=" in entry)
         found.append({"pid": pid, "argv": argv, "env": pairs, "started": started})
