@@ -12,6 +12,7 @@ from __future__ import annotations
 CODES: dict[str, str] = {
     "not-found": "a file or folder that was named does not exist",
     "not-a-model": "a folder holds no config.json, or one that describes no model",
+    "mtp-missing": "the checkpoint has no multi-token-prediction head",
     "bad-json": "a JSON file cannot be parsed, or is not an object",
     "bad-config": "a config value has the wrong type or an impossible value",
     "unknown-key": "a config key is close to a known key but misspelt",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from draftproof.config.drafter import DrafterSpec, read_drafter
-from draftproof.models.cache import KVCache, Slots
+from draftproof.models.cache import Cache, Slots
 from draftproof.models.dflash import DFlash, DFlashDrafter, DraftDist
 from draftproof.models.target import Target
 
 VOCAB, HIDDEN, LAYERS = 64, 32, 6
 KINDS = ("llama", "qwen2", "qwen3", "gemma3")
+HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # three gated delta nets to one full attention, and one more
 
 
 def target_config(kind: str) -> Any:
@@ -50,7 +51,37 @@ def target_config(kind: str) -> Any:
             **common, head_dim=8, sliding_window=8, query_pre_attn_scalar=8,
             layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
         )  # fmt: skip
+    if kind in HYBRIDS:
+        return hybrid_config(kind, common | {"initializer_range": 0.15})
     raise ValueError(kind)
+
+
+def hybrid_config(kind: str, common: dict[str, Any], layers: int = LAYERS) -> Any:
+    import transformers as hf
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    own: dict[str, Any] = {
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "linear_conv_kernel_dim": 4,
+        "layer_types": [("full_attention" if i % 4 == 3 else "linear_attention") for i in range(layers)],
+        "tie_word_embeddings": False,
+    }
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    }
+    if kind == "qwen3_next":
+        return hf.Qwen3NextConfig(**common, **own, **experts, rope_parameters=rope, mlp_only_layers=[0, 2])
+    own["rope_parameters"] = rope | {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+    if kind == "qwen3_5":
+        return hf.Qwen3_5TextConfig(**common, **own)
+    return hf.Qwen3_5MoeTextConfig(**{k: v for k, v in common.items() if k != "intermediate_size"}, **own, **experts)
 
 
 @cache
@@ -60,7 +91,8 @@ def target_folder(kind: str = "llama", seed: int = 0) -> Path:
 
     torch.manual_seed(seed)
     folder = Path(tempfile.mkdtemp(prefix=f"draftproof-tiny-{kind}-"))
-    hf.AutoModelForCausalLM.from_config(target_config(kind)).save_pretrained(folder)
+    model = hf.AutoModelForCausalLM.from_config(target_config(kind))
+    model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
@@ -81,7 +113,32 @@ def tokenizer() -> Any:
 
 @cache
 def target(kind: str = "llama", dtype: torch.dtype = torch.float64, seed: int = 0) -> Target:
-    return Target.load(target_folder(kind, seed), dtype=dtype)
+    loaded = Target.load(target_folder(kind, seed), dtype=dtype)
+    if dtype == torch.float64 and kind in HYBRIDS:
+        in_double(loaded.model)
+    return loaded
+
+
+def in_double(model: Any) -> None:
+    """Norms of a loaded model without their detour over float32, so that a wholly float64 path can be compared."""
+    for module in model.modules():
+        name = type(module).__name__
+        if name.endswith("RMSNormGated"):
+            module.forward = partial(_gated_norm, module)
+        elif name.endswith("RMSNorm") and name.startswith("Qwen3"):
+            module.forward = partial(_norm, module, 1.0 if hasattr(module, "eps") else 0.0)
+
+
+def _unit(x: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def _norm(module: Any, offset: float, x: Tensor) -> Tensor:
+    return _unit(x, module.eps if offset else module.variance_epsilon) * (offset + module.weight)
+
+
+def _gated_norm(module: Any, x: Tensor, gate: Tensor) -> Tensor:
+    return _unit(x, module.variance_epsilon) * module.weight * torch.nn.functional.silu(gate)
 
 
 @cache
@@ -89,9 +146,12 @@ def plain_model(kind: str = "llama", dtype: torch.dtype = torch.float64, seed: i
     """The same weights as a plain transformers model with its own sdpa attention."""
     import transformers as hf
 
-    return hf.AutoModelForCausalLM.from_pretrained(
-        target_folder(kind, seed), dtype=dtype, attn_implementation="sdpa"
-    ).eval()
+    model: Any = hf.AutoModelForCausalLM.from_pretrained(
+        target_folder(kind, seed), dtype=dtype, attn_implementation="sdpa", experts_implementation="eager"
+    )
+    if dtype == torch.float64 and kind in HYBRIDS:
+        in_double(model)
+    return model.eval()
 
 
 def drafter_config(**changes: Any) -> dict[str, Any]:
@@ -162,7 +222,7 @@ class KnowingDrafter:
         self.taps: tuple[int, ...] = (1, 3)
         self.depth, self.owner, self.texts, self.wrong = depth, owner, texts, wrong
         self.draw = torch.Generator().manual_seed(seed)
-        self.cache: KVCache | None = None
+        self.cache: Cache | None = None
         self.lengths = torch.zeros(0, dtype=torch.long)
 
     def allocate(self, *, slots: int, capacity: int, chunk: int) -> None:

@@ -13,7 +13,7 @@ from draftproof.engine.acceptance import Acceptance
 
 if TYPE_CHECKING:
     from draftproof.engine.pair import Pair
-    from draftproof.models.dflash import DFlashDrafter
+    from draftproof.engine.step import Drafter
 
 SETS = (("mtbench", 80), ("humaneval", 80), ("gsm8k", 100))
 TEMPERATURES = (0.0, 0.7)
@@ -31,7 +31,7 @@ class Cell:
 
 
 def measure(
-    pair: Pair, drafters: Sequence[DFlashDrafter], *, limit: int | None, max_tokens: int, seed: int = 0
+    pair: Pair, drafters: Sequence[Drafter], *, limit: int | None, max_tokens: int, seed: int = 0
 ) -> list[Cell]:
     """The drafter proposes its best tokens, so the text does not depend on it: write once, replay for each."""
     cells = []

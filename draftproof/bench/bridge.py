@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from draftproof.engine.acceptance import Acceptance
     from draftproof.engine.pair import Pair
     from draftproof.engine.replay import Text
+    from draftproof.engine.step import Drafter
     from draftproof.models.dflash import DFlashDrafter
 
 
@@ -59,7 +60,7 @@ def load_drafters(pair: Pair, names: Sequence[str]) -> list[DFlashDrafter]:
     return [DFlashDrafter.load(folder, pair.target) for folder in folders]
 
 
-def replay_texts(pair: Pair, drafters: Sequence[DFlashDrafter], texts: Sequence[Text]) -> list[Acceptance]:
+def replay_texts(pair: Pair, drafters: Sequence[Drafter], texts: Sequence[Text]) -> list[Acceptance]:
     """Acceptance of every drafter along the same texts."""
     from draftproof.engine.replay import replay
 

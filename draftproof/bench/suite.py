@@ -15,9 +15,10 @@ SPEED_TOKENS, ACCEPTANCE_TOKENS = 128, 256
 def run_bench(
     part: str,
     target: str,
-    drafter: str,
+    drafter: str | None,
     against: str | None,
     *,
+    mtp: int = 0,
     device: str,
     dtype: str,
     limit: int | None,
@@ -27,11 +28,12 @@ def run_bench(
     from draftproof.engine.pair import load_pair
 
     load = speed.OtherLoad()
-    pair = load_pair(target, drafter, dtype=dtype, device=device)
+    pair = load_pair(target, drafter, mtp=mtp, dtype=dtype, device=device)
     assert pair.drafter is not None
     drafters = [pair.drafter, *bridge.load_drafters(pair, [against] if against else [])]
-    names = [drafter, against] if against else [drafter]
-    result: dict[str, Any] = {"drafter": drafter, "against": against}
+    first = drafter or f"mtp, {mtp} a step"
+    names = [first, against] if against else [first]
+    result: dict[str, Any] = {"drafter": first, "against": against}
     if part in ("memory", "all"):  # first: memory that an allocator kept from other parts would hide the peak
         result["memory"] = bridge.peak_memory(pair, max_tokens or SPEED_TOKENS)
     if part in ("speed", "all"):

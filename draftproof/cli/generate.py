@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from draftproof.cli.app import DRAFTER, TARGET, Device, DrafterName, Dtype, Json, TargetName, app
+from draftproof.cli.app import (
+    TARGET,
+    Device,
+    DrafterName,
+    Drafts,
+    Dtype,
+    Json,
+    Method,
+    TargetName,
+    app,
+    drafting,
+)
 from draftproof.errors import UserError
 
 
@@ -16,8 +27,9 @@ from draftproof.errors import UserError
 def run(
     prompt: Annotated[str | None, typer.Argument(help="the user's words; read from stdin when absent")] = None,
     target: TargetName = TARGET,
-    drafter: DrafterName = DRAFTER,
-    method: Annotated[str, typer.Option(help="dflash, or none for plain decoding")] = "dflash",
+    drafter: DrafterName = None,
+    method: Method = "dflash",
+    drafts: Drafts = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     top_p: Annotated[float, typer.Option(help="nucleus, 1 switches it off")] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 switches it off")] = 0,
@@ -37,22 +49,23 @@ def run(
     from draftproof.engine.request import SamplingParams
     from draftproof.engine.session import Ask, answer
 
-    if method not in ("dflash", "none"):
-        raise UserError("bad-option", f"method {method!r} is not known", "use --method dflash or --method none")
+    drafter, mtp = drafting(target, drafter, method, drafts)
     if compare and method == "none":
-        raise UserError("bad-option", "--compare with --method none has nothing to compare", "use --method dflash")
+        raise UserError("bad-option", "--compare with --method none has nothing to compare", "use dflash or mtp")
     if prompt is None and sys.stdin.isatty():
         raise UserError("prompt-empty", "no prompt was given", 'draftproof run "..." or pipe it into stdin')
     words = sys.stdin.read() if prompt is None else prompt
     sampling = SamplingParams(temperature, top_p, top_k, min_p, repetition_penalty, seed)
-    ask = Ask(words, target, drafter if method == "dflash" else None, sampling, max_tokens, tuple(stop or ()), raw)
+    ask = Ask(words, target, drafter, sampling, max_tokens, tuple(stop or ()), raw, mtp)
     answer(ask, device=device, dtype=dtype, compare=compare, stats=stats, as_json=as_json)
 
 
 @app.command()
 def replay(
     texts: Annotated[Path, typer.Option(help="JSON with prompt_ids and continuation_ids")],
-    drafter: DrafterName = DRAFTER,
+    drafter: DrafterName = None,
+    method: Method = "dflash",
+    drafts: Drafts = None,
     target: TargetName = TARGET,
     max_tokens: Annotated[int | None, typer.Option(help="only the first tokens of each continuation")] = None,
     device: Device = "auto",
@@ -68,8 +81,11 @@ def replay(
 
     if max_tokens is not None and max_tokens < 2:
         raise UserError("bad-option", f"max_tokens is {max_tokens}", "give at least 2: an anchor and a token to draft")
+    drafter, mtp = drafting(target, drafter, method, drafts)
+    if method == "none":
+        raise UserError("bad-option", "--method none has no drafts to replay", "use dflash or mtp")
     loaded = load_texts(texts, max_tokens)
-    pair = load_pair(target, drafter, dtype=dtype, device=device)
+    pair = load_pair(target, drafter, mtp=mtp, dtype=dtype, device=device)
     assert pair.drafter is not None
     result = walk(pair.target, pair.drafter, loaded)
     if as_json:
@@ -86,7 +102,9 @@ def lossless(
     temperature: Annotated[list[float] | None, typer.Option(help="may be repeated; default 0, 0.7 and 1")] = None,
     seed: int = 0,
     target: TargetName = TARGET,
-    drafter: DrafterName = DRAFTER,
+    drafter: DrafterName = None,
+    method: Method = "dflash",
+    drafts: Drafts = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
     as_json: Json = False,
@@ -105,7 +123,8 @@ def lossless(
     chosen = load_workload(workload, prompts)
     if len(chosen) < prompts:
         raise UserError("bad-option", f"{workload} has only {len(chosen)} prompts", f"--prompts {len(chosen)}")
-    pair = load_pair(target, drafter, dtype=dtype, device=device)
+    drafter, mtp = drafting(target, drafter, method, drafts)
+    pair = load_pair(target, drafter, mtp=mtp, dtype=dtype, device=device)
     chats = [(p.id, encode(pair, p)) for p in chosen]
     results = judge.compare(pair, chats, temperatures, max_tokens, seed)
     if as_json:
@@ -127,7 +146,9 @@ def bench(
     ] = None,
     against: Annotated[str | None, typer.Option(help="acceptance: a second drafter, paired by prompt")] = None,
     target: TargetName = TARGET,
-    drafter: DrafterName = DRAFTER,
+    drafter: DrafterName = None,
+    method: Method = "dflash",
+    drafts: Drafts = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     as_json: Json = False,
@@ -145,8 +166,20 @@ def bench(
             raise UserError("bad-option", f"{option} means nothing for --part {part}", f"use --part {needs}")
     if limit and part == "memory":
         raise UserError("bad-option", "--limit means nothing for --part memory", "leave it out")
+    drafter, mtp = drafting(target, drafter, method, drafts)
+    if method == "none":
+        raise UserError("bad-option", "bench measures plain decoding beside a drafter", "use --method dflash or mtp")
     result = run_bench(
-        part, target, drafter, against, device=device, dtype=dtype, limit=limit, skip=skip, max_tokens=max_tokens
+        part,
+        target,
+        drafter,
+        against,
+        mtp=mtp,
+        device=device,
+        dtype=dtype,
+        limit=limit,
+        skip=skip,
+        max_tokens=max_tokens,
     )
     if as_json:
         print_json(result)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftproof.cli.app import DRAFTER, TARGET, Device, DrafterName, Dtype, TargetName, app
+from draftproof.cli.app import TARGET, Device, DrafterName, Dtype, TargetName, app, drafting
 
 
 @app.command()
@@ -15,7 +15,7 @@ def profile(
     out: Annotated[Path, typer.Argument(help="JSON file to write")],
     texts: Annotated[Path, typer.Option(help="JSON with prompt_ids and continuation_ids: what the server answers")],
     target: TargetName = TARGET,
-    drafter: DrafterName = DRAFTER,
+    drafter: DrafterName = None,
     max_tokens: Annotated[int | None, typer.Option(min=2, help="only the first tokens of each continuation")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -26,12 +26,15 @@ def profile(
     from draftproof.doctor.profile import checkpoint_hashes, make_profile, save_profile
     from draftproof.engine.pair import load_pair
     from draftproof.engine.replay import load_texts
+    from draftproof.models.dflash import DFlashDrafter
     from draftproof.models.hub import resolve_drafter, resolve_target
 
+    drafter, _ = drafting(target, drafter, "dflash", None)
+    assert drafter is not None
     loaded = [text for text in load_texts(texts, max_tokens) if len(text.continuation_ids) > 1]
     answers = [Answer(tuple(t.prompt_ids), tuple(t.continuation_ids), "", None, 0.0) for t in loaded]
     pair = load_pair(target, drafter, dtype=dtype, device=device)
-    assert pair.drafter is not None
+    assert isinstance(pair.drafter, DFlashDrafter)
     folders = {"target": resolve_target(target), "drafter": resolve_drafter(drafter)}
     hashes = {role: checkpoint_hashes(folder) for role, folder in folders.items()}
     made = make_profile(pair.target, pair.drafter, answers, hashes, say=lambda line: typer.echo(line, err=True))

@@ -50,9 +50,10 @@ def bisection_of(device: str) -> Callable[[Sequence[bytes], Answer, Checkpoint, 
     def bisection(dumps: Sequence[bytes], answer: Answer, target: Checkpoint, drafter: Checkpoint) -> BisectFacts:
         from draftproof.doctor.bisect import compare, read_dump
         from draftproof.engine.pair import load_pair
+        from draftproof.models.dflash import DFlashDrafter
 
         pair = load_pair(str(target.configs), str(drafter.configs), dtype="float32", device=device)
-        assert pair.drafter is not None
+        assert isinstance(pair.drafter, DFlashDrafter)
         ids = [*answer.prompt_ids, *answer.output_ids]
         return compare([read_dump(data) for data in dumps], ids, pair.target, pair.drafter, "float32")
 

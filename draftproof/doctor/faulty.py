@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from draftproof.engine.step import Drafter
-    from draftproof.models.cache import KVCache, Slots
+    from draftproof.models.cache import Cache, Slots
     from draftproof.models.dflash import DFlashDrafter, DraftDist
 
 CACHE_BLOCK = 16  # rows of a block of the engine's prefix cache
@@ -85,11 +85,11 @@ class Wrapped:
         return self.sound.target
 
     @property
-    def cache(self) -> KVCache | None:
+    def cache(self) -> Cache | None:
         return self.sound.cache
 
     @cache.setter
-    def cache(self, cache: KVCache | None) -> None:
+    def cache(self, cache: Cache | None) -> None:
         self.sound.cache = cache
 
     def allocate(self, *, slots: int, capacity: int, chunk: int) -> None:

@@ -66,7 +66,7 @@ def accept_at(
     return found
 
 
-def _joined(drafter: Drafter, by_tap: Mapping[int, Tensor]) -> Tensor:
+def _joined(drafter: Drafter, by_tap: Mapping[Any, Tensor]) -> Tensor:
     import torch
 
     return torch.cat([by_tap[tap] for tap in drafter.taps], dim=-1)
@@ -86,7 +86,7 @@ def _draft_at(target: Target, drafter: Drafter, answer: Answer, anchors: Sequenc
     import torch
 
     assert drafter.cache is not None
-    for store in (*drafter.cache.keys, *drafter.cache.values):
+    for store in (*drafter.cache.keys.values(), *drafter.cache.values.values()):
         store[1:] = store[:1]
     slots = slice(1, 1 + len(anchors))
     drafter.cache.lengths[slots] = torch.tensor(anchors, device=target.device)

@@ -42,9 +42,10 @@ def consult(
     """Load the pair once and judge. `names` limits the hypotheses; `sums` are the server's counters, for engines that
     tell nothing of single requests. UserError as `load_pair`, and bad-texts if no answer has two tokens."""
     from draftproof.engine.pair import load_pair
+    from draftproof.models.dflash import DFlashDrafter
 
     pair = load_pair(target, drafter, dtype=dtype, device=device)
-    assert pair.drafter is not None
+    assert isinstance(pair.drafter, DFlashDrafter)
     return judge(pair.target, pair.drafter, answers, say=say, names=names, sums=sums)
 
 

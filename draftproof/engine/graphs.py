@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftproof.engine.step import Batch, step
-from draftproof.models.cache import KVCache
+from draftproof.models.cache import Cache
 from draftproof.models.target import Target
 
 BUCKET = 128  # attended rows per graph
@@ -22,7 +22,7 @@ BUCKET = 128  # attended rows per graph
 class PlainStepper:
     """Plain decoding of all slots of a cache; the token of every row is appended to `history` [R, columns]."""
 
-    def __init__(self, target: Target, cache: KVCache, batch: Batch, columns: int) -> None:
+    def __init__(self, target: Target, cache: Cache, batch: Batch, columns: int) -> None:
         self.target, self.cache, self.batch = target, cache, batch
         rows = batch.anchors.shape[0]
         self.history = torch.zeros(rows, columns, dtype=torch.long, device=target.device)

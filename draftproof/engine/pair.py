@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from draftproof.config.drafter import read_drafter
 from draftproof.config.pair import check_pair, require_pair
-from draftproof.config.target import read_target
+from draftproof.config.target import TargetSpec, read_target
 from draftproof.errors import UserError
 from draftproof.models.checkpoint import check_weights
 from draftproof.models.dflash import DFlashDrafter
 from draftproof.models.hub import resolve_drafter, resolve_target
+from draftproof.models.mtp import MTPDrafter
+from draftproof.models.mtp_weights import require_head
 from draftproof.models.target import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -30,7 +33,7 @@ class Choice:
 @dataclass(frozen=True)
 class Pair:
     target: Target
-    drafter: DFlashDrafter | None
+    drafter: DFlashDrafter | MTPDrafter | None
     tokenizer: Any
     device: Choice
     dtype: Choice
@@ -40,25 +43,35 @@ class Pair:
         return turn_ends(self.target, self.tokenizer)
 
 
-def load_pair(target: str, drafter: str | None, *, dtype: str = "auto", device: str = "auto") -> Pair:
-    """Resolve names, check the pair before any weight is read, then load. Errors are UserError."""
+def load_pair(target: str, drafter: str | None, *, mtp: int = 0, dtype: str = "auto", device: str = "auto") -> Pair:
+    """Resolve names, check the pair before any weight is read, then load. Errors are UserError.
+
+    mtp: drafts a step by the target's own multi-token-prediction head; then there is no other drafter.
+    """
+    if drafter and mtp:
+        raise AssertionError("a drafter and the target's own head")
     where = choose_device(device)
     kind = choose_dtype(dtype, where.value)
     target_folder = resolve_target(target)
     drafter_folder = resolve_drafter(drafter) if drafter else None
     if drafter_folder:
-        spec = read_drafter(drafter_folder)
-        require_pair(check_pair(spec, read_target(target_folder), target_path=target_folder))
-        spec.require_runnable()
-        check_weights(drafter_folder)
+        check_drafter(drafter_folder, read_target(target_folder), target_folder)
+    if mtp:
+        require_head(read_target(target_folder))
     loaded = Target.load(target_folder, dtype=DTYPES[kind.value], device=where.value)
-    return Pair(
-        loaded,
-        DFlashDrafter.load(drafter_folder, loaded) if drafter_folder else None,
-        load_tokenizer(target_folder),
-        where,
-        kind,
-    )
+    drafting: DFlashDrafter | MTPDrafter | None = None
+    if drafter_folder:
+        drafting = DFlashDrafter.load(drafter_folder, loaded)
+    elif mtp:
+        drafting = MTPDrafter.load(target_folder, loaded, mtp)
+    return Pair(loaded, drafting, load_tokenizer(target_folder), where, kind)
+
+
+def check_drafter(folder: Path, target: TargetSpec, target_folder: Path) -> None:
+    spec = read_drafter(folder)
+    require_pair(check_pair(spec, target, target_path=target_folder))
+    spec.require_runnable()
+    check_weights(folder)
 
 
 def turn_ends(target: Target, tokenizer: Any) -> tuple[int, ...]:

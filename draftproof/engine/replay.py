@@ -18,7 +18,7 @@ from torch import Tensor
 from draftproof.engine.acceptance import Acceptance, TextAcceptance
 from draftproof.engine.step import Drafter
 from draftproof.errors import UserError
-from draftproof.models.target import Target, causal_plan
+from draftproof.models.target import Tap, Target, causal_plan
 
 GROUP = 32  # texts walked side by side
 CHUNK = 512  # target rows per forward
@@ -87,7 +87,7 @@ def _require_vocabulary(target: Target, texts: Sequence[Text]) -> None:
         raise UserError("prompt-too-long", f"a text of {longest} tokens, the context is {limit}", "lower --max-tokens")
 
 
-def features_of(target: Target, ids: Sequence[int], taps: Sequence[int]) -> Tensor:
+def features_of(target: Target, ids: Sequence[int], taps: Sequence[Tap]) -> Tensor:
     """Tapped features of every token from one plain causal pass: [T, K * H]."""
     cache = target.new_cache(slots=1, capacity=len(ids), chunk=min(CHUNK, len(ids)))
     parts = []

@@ -33,6 +33,7 @@ class Ask:
     max_tokens: int
     stops: tuple[str, ...] = ()
     raw: bool = False
+    mtp: int = 0  # drafts a step of the target's own head, instead of a drafter's
 
 
 @dataclass
@@ -59,7 +60,7 @@ def answer(ask: Ask, *, device: str, dtype: str, compare: bool, stats: bool, as_
         raise UserError("bad-option", "the prompt is not valid UTF-8", "convert it to UTF-8")
     if not ask.prompt.strip():
         raise UserError("prompt-empty", "the prompt is empty", "give at least one word")
-    pair = load_pair(ask.target, ask.drafter, dtype=dtype, device=device)
+    pair = load_pair(ask.target, ask.drafter, mtp=ask.mtp, dtype=dtype, device=device)
     encode = encode_raw(pair.tokenizer, ask.prompt) if ask.raw else _chat(pair, ask.prompt)
     sampling = ask.sampling.seeded()
     request = Request(encode, ask.max_tokens, sampling, pair.stop_ids)

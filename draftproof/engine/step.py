@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from draftproof.models.cache import KVCache, Slots
+from draftproof.models.cache import Cache, Slots
 from draftproof.models.dflash import DraftDist
-from draftproof.models.target import Target
+from draftproof.models.target import Tap, Target
 from draftproof.spec.accept import Accepted, walk
 from draftproof.spec.sampling import Sampling, choose
 from draftproof.spec.tree import Tree, chain, visibility
@@ -19,9 +19,12 @@ from draftproof.spec.tree import Tree, chain, visibility
 class Drafter(Protocol):
     """What the loop needs of a drafter; it knows none by name."""
 
-    taps: tuple[int, ...]  # target features it reads: the residual stream after these decoder layers
-    depth: int  # drafts per pass
-    cache: KVCache | None
+    @property
+    def taps(self) -> tuple[Tap, ...]: ...  # the target's features that it reads
+    @property
+    def depth(self) -> int: ...  # drafts per pass
+
+    cache: Cache | None
 
     def allocate(self, *, slots: int, capacity: int, chunk: int) -> None: ...
     def extend(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None: ...
@@ -41,12 +44,12 @@ class Batch:
     longest: int  # host-side bound on committed rows of any slot
 
 
-def step(batch: Batch, target: Target, cache: KVCache, drafter: Drafter | None) -> Accepted:
+def step(batch: Batch, target: Target, cache: Cache, drafter: Drafter | None) -> Accepted:
     """Advance every request by at least one token. Device tensors only: nothing is copied to the host."""
     nodes = 1 + (drafter.depth if drafter else 0)
     reach = batch.longest + nodes
     tree = propose(batch, drafter, reach)
-    plan = cache.plan(batch.slots, tree.depth, visibility(tree), reach)
+    plan = cache.plan(batch.slots, tree.depth, visibility(tree), reach, causal=tree.chain)
     out = target.forward(tree.token, plan, taps=drafter.taps if drafter else ())
     picks = choose(out.logits, tree, plan.positions, batch.sampling)
     taken = walk(tree, picks, batch.stops, batch.budget)

@@ -31,6 +31,7 @@ HARMLESS = frozenset(
         "output_hidden_states",
         "return_dict",
         "logits_to_keep",
+        "output_router_logits",
         "is_causal",
     }
 )
@@ -76,7 +77,7 @@ def cached_attention(
     if draftproof is None:
         raise AssertionError("the model was called without its cache plan (keyword draftproof)")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    planned = draftproof.cache.shapes[layer].window
+    planned = draftproof.cache.windows[layer]
     if sliding_window != planned:
         raise UserError(
             "target-unsupported",

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from draftproof.config.drafter import DrafterSpec, RopeSpec, read_drafter
 from draftproof.models.attention import attend
-from draftproof.models.cache import KVCache, LayerShape, Slots
+from draftproof.models.cache import Cache, LayerShape, Slots
 from draftproof.models.target import Target
 
 
@@ -164,7 +164,7 @@ class DFlashDrafter:
         self.taps = model.spec.taps
         self.depth = model.spec.block_size - 1  # drafts per pass
         self._block = torch.full((self.depth,), model.spec.mask_token_id, device=target.device)
-        self.cache: KVCache | None = None
+        self.cache: Cache | None = None
 
     @classmethod
     def load(cls, folder: str | Path, target: Target) -> DFlashDrafter:
@@ -179,7 +179,7 @@ class DFlashDrafter:
         """Make the context cache. chunk is the most rows that one `extend` brings."""
         spec = self.spec
         shapes = [LayerShape(spec.num_kv_heads, spec.head_dim, layer.window) for layer in spec.layers]
-        self.cache = KVCache(
+        self.cache = Cache(
             shapes,
             slots=slots,
             capacity=capacity,

@@ -18,11 +18,15 @@ from torch import Tensor, nn
 
 from draftproof.config.target import TargetSpec, read_target
 from draftproof.errors import UserError
-from draftproof.models import attention
-from draftproof.models.cache import KVCache, LayerShape, Plan
+from draftproof.models import attention, gdn
+from draftproof.models.cache import Cache, LayerShape, Plan
+from draftproof.models.deltanet import DeltaNet, drive, released
+from draftproof.models.recurrent import StateShape
 
-Tap = int | str  # after decoder layer i (0-based), or FINAL
+Tap = int | str  # after decoder layer i (0-based), or one of the next two
+EMBEDDING = "embedding"  # the tokens' embedding rows
 FINAL = "final"  # after the final norm: what the head reads
+KINDS = ("full", "sliding", "linear")  # of layers that run here
 SELF_CHECK_ROWS = 24  # rows of the start-up comparison, on top of the window if there is one
 SELF_CHECK_LIMIT = {torch.float64: 1e-9, torch.float32: 2e-3}  # relative to the largest logit; else 6e-2
 
@@ -47,6 +51,8 @@ class Target:
         self.dtype: torch.dtype = self.embedding.weight.dtype
         self.device: torch.device = self.embedding.weight.device
         require_supported(spec, len(self.layers))
+        self.deltas: dict[int, DeltaNet] = drive(self.layers)
+        require_kinds(spec, self.deltas)
 
     @classmethod
     def load(cls, folder: str | Path, *, dtype: torch.dtype, device: str = "cpu") -> Target:
@@ -80,15 +86,21 @@ class Target:
             ) from None
         model, report = loaded
         model.to(device)
+        if dtype == torch.float64 and spec.experts:
+            model.set_experts_implementation("eager")  # grouped products know no float64
         require_loaded(model, report, folder)
         require_finite(model, folder)
         target = cls(model, spec)
         target.self_check()
         return target
 
-    def new_cache(self, *, slots: int, capacity: int, chunk: int) -> KVCache:
-        shapes = [LayerShape(self.spec.num_kv_heads, self.spec.head_dim, w) for w in layer_windows(self.spec)]
-        return KVCache(shapes, slots=slots, capacity=capacity, chunk=chunk, dtype=self.dtype, device=self.device)
+    def new_cache(self, *, slots: int, capacity: int, chunk: int) -> Cache:
+        spec, windows = self.spec, layer_windows(self.spec)
+        shapes: list[LayerShape | StateShape] = [
+            self.deltas[layer].shape if layer in self.deltas else LayerShape(spec.num_kv_heads, spec.head_dim, window)
+            for layer, window in enumerate(windows)
+        ]
+        return Cache(shapes, slots=slots, capacity=capacity, chunk=chunk, dtype=self.dtype, device=self.device)
 
     def forward(self, tokens: Tensor, plan: Plan, *, taps: Sequence[Tap] = (), rows: int | Tensor = 0) -> TargetOut:
         """Run N nodes a slot: tokens [R, N]. Keys and values stay uncommitted until the cache's `commit`.
@@ -106,7 +118,7 @@ class Target:
         if len(plan.written) != len(self.layers):
             raise UserError(
                 "target-unsupported",
-                f"{self.spec.model_type}: {len(plan.written)} of {len(self.layers)} layers attended through our cache",
+                f"{self.spec.model_type}: {len(plan.written)} of {len(self.layers)} layers went through our cache",
                 "the model does not use transformers' attention interface in every layer; it cannot run here",
             )
         features = torch.cat([tapped[i] for i in taps], dim=-1) if taps else None
@@ -123,7 +135,8 @@ class Target:
 
             return hook
 
-        points = {tap: self.final_norm if isinstance(tap, str) else self.layers[tap] for tap in taps}
+        named = {EMBEDDING: self.embedding, FINAL: self.final_norm}
+        points = {tap: named[tap] if isinstance(tap, str) else self.layers[tap] for tap in taps}
         handles = [point.register_forward_hook(keep(tap)) for tap, point in points.items()]
         try:
             yield seen
@@ -131,9 +144,14 @@ class Target:
             for handle in handles:
                 handle.remove()
 
+    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The model's own rotation (cos, sin) of text positions [R, N], for a head that runs its kind of layer."""
+        rotary: Any = decoder_of(self.model).rotary_emb
+        return rotary(self.embedding.weight[:1, None], positions)
+
     def self_check(self) -> None:
-        """One forward, longer than the window, against the model's own sdpa attention; refuse on mismatch."""
-        window = max((w for w in layer_windows(self.spec) if w), default=0)
+        """One forward, longer than the window and than a chunk, against the model's own path; refuse on mismatch."""
+        window = max((w for w in layer_windows(self.spec) if w), default=gdn.CHUNK if self.deltas else 0)
         rows = min(window + SELF_CHECK_ROWS, self.spec.max_positions or window + SELF_CHECK_ROWS)
         tokens = (torch.arange(rows, device=self.device) * 7 + 11)[None] % self.spec.vocab_size
         cache = self.new_cache(slots=1, capacity=rows, chunk=rows)
@@ -141,27 +159,29 @@ class Target:
         ours = self.forward(tokens, plan, rows=SELF_CHECK_ROWS // 2).logits.double()
         self.model.set_attn_implementation("sdpa")
         try:
-            with torch.no_grad():
+            with torch.no_grad(), released(self.deltas):
                 theirs = self.model(
                     input_ids=tokens, use_cache=False, logits_to_keep=SELF_CHECK_ROWS // 2
                 ).logits.double()
         finally:
             self.model.set_attn_implementation(attention.NAME)
         error = float((ours - theirs).abs().max() / theirs.abs().max())
-        if not error <= SELF_CHECK_LIMIT.get(self.dtype, 6e-2):
+        # their recurrent layers compute in float32 whatever the weights are
+        exact = torch.float32 if self.deltas and self.dtype == torch.float64 else self.dtype
+        if not error <= SELF_CHECK_LIMIT.get(exact, 6e-2):
             raise UserError(
                 "target-mismatch",
-                f"{self.spec.model_type}: our attention is {error:.2e} of the largest logit off the model's own",
+                f"{self.spec.model_type}: our layers are {error:.2e} of the largest logit off the model's own",
                 "this model type needs a feature that is not implemented; please report it with its config.json",
             )
 
 
-def causal_plan(cache: KVCache, slots: Any, rows: int, reach: int) -> Plan:
+def causal_plan(cache: Cache, slots: Any, rows: int, reach: int) -> Plan:
     """Plan of a plain causal forward over `rows` new tokens a slot."""
     count = cache.lengths[slots].shape[0]
     order = torch.arange(rows, device=cache.lengths.device)
     visible = (order[:, None] >= order).expand(count, rows, rows)
-    return cache.plan(slots, order.expand(count, rows), visible, reach)
+    return cache.plan(slots, order.expand(count, rows), visible, reach, causal=True)
 
 
 def decoder_of(model: Any) -> Any:
@@ -182,18 +202,30 @@ def layer_windows(spec: TargetSpec) -> list[int | None]:
 
 
 def require_supported(spec: TargetSpec, layers: int) -> None:
-    foreign = sorted({kind for kind in spec.layer_kinds if kind not in ("full", "sliding")})
+    foreign = sorted({kind for kind in spec.layer_kinds if kind not in KINDS})
     if foreign:
         raise UserError(
             "target-unsupported",
-            f"{spec.model_type} has layers of kind {', '.join(foreign)}; only full and sliding attention run here",
-            "serve this target with vLLM or SGLang; hybrid targets are not implemented in this engine yet",
+            f"{spec.model_type} has layers of kind {', '.join(foreign)}; only full attention, sliding attention and "
+            "gated delta nets run here",
+            "serve this target with vLLM or SGLang",
         )
     if layers != spec.num_layers:
         raise UserError(
             "target-mismatch",
             f"the config promises {spec.num_layers} layers, the model has {layers}",
             "check that config.json and weights belong together",
+        )
+
+
+def require_kinds(spec: TargetSpec, deltas: dict[int, DeltaNet]) -> None:
+    """The config's linear layers are the modules that were taken over: no layer runs on another path unseen."""
+    promised = {layer for layer, kind in enumerate(spec.layer_kinds) if kind == "linear"}
+    if promised != set(deltas):
+        raise UserError(
+            "target-unsupported",
+            f"{spec.model_type}: the config has recurrent layers {sorted(promised)}, the model {sorted(deltas)}",
+            "serve this target with vLLM or SGLang; its recurrent layers are of a kind that does not run here",
         )
 
 

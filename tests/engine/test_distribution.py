@@ -97,7 +97,7 @@ class ForkingEngine(Engine):
     def _prefill(self, index: int, request: Request, batch: Batch) -> Tensor:
         if index == 0:
             self.first = super()._prefill(index, request, batch)
-            for store in (*self.cache.keys, *self.cache.values):
+            for store in (*self.cache.keys.values(), *self.cache.values.values()):
                 store[1:] = store[:1]
             self.cache.lengths[1:] = self.cache.lengths[0]
         elif batch.sampling.seen is not None:

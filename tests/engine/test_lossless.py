@@ -53,7 +53,7 @@ def hf_greedy(kind: str, request: Request, **settings: object) -> list[int]:
     return out[0, ids.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("kind", tiny.KINDS)
+@pytest.mark.parametrize("kind", (*tiny.KINDS, *tiny.HYBRIDS))
 def test_greedy_equals_generate_for_every_drafter(kind: str) -> None:
     target, asked = tiny.target(kind), requests(stop_ids=[EOS])
     theirs = [hf_greedy(kind, r) for r in asked]
@@ -77,7 +77,7 @@ def test_repetition_penalty_equals_generate(kind: str) -> None:
     assert theirs != [hf_greedy(kind, r) for r in asked]
 
 
-@pytest.mark.parametrize("kind", tiny.KINDS)
+@pytest.mark.parametrize("kind", (*tiny.KINDS, *tiny.HYBRIDS))
 def test_sampled_text_is_the_same_with_and_without_drafter(kind: str) -> None:
     target = tiny.target(kind)
     asked = [Request(list(PROMPTS[i % 3]), 14, params) for i, params in enumerate(SAMPLED)]

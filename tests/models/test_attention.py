@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from draftproof.errors import UserError
 from draftproof.models.attention import HARMLESS, cached_attention, grouped_attention
-from draftproof.models.cache import KVCache, LayerShape
+from draftproof.models.cache import Cache, LayerShape
 from draftproof.models.target import causal_plan
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
@@ -87,7 +87,7 @@ class Peculiar(nn.Module):
 
 def call(**changes: Any) -> Tensor:
     """One call on layer 1, a layer of window 3, as transformers would make it."""
-    cache = KVCache(
+    cache = Cache(
         [LayerShape(2, 8), LayerShape(2, 8, window=3)], slots=1, capacity=9, chunk=9, dtype=torch.float64, device="cpu"
     )  # fmt: skip
     q, k, v, _ = inputs(4, 2)

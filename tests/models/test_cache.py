@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftproof.models import cache as module
 from draftproof.models.attention import grouped_attention
-from draftproof.models.cache import KVCache, LayerShape, Plan, Slots
+from draftproof.models.cache import Cache, LayerShape, Plan, Slots
 from draftproof.models.target import causal_plan
 from draftproof.spec.tree import Tree, chain, visibility
 from tests.spec.forest import forest, path_to
@@ -25,15 +25,15 @@ SLOTS, CHUNK, CAPACITY = 4, 7, 150
 Row = tuple[int, int, int]  # slot, position, serial number of the write
 
 
-def new_cache(windows: tuple[int | None, ...] = WINDOWS, chunk: int = CHUNK, capacity: int = CAPACITY) -> KVCache:
+def new_cache(windows: tuple[int | None, ...] = WINDOWS, chunk: int = CHUNK, capacity: int = CAPACITY) -> Cache:
     shapes = [LayerShape(kv_heads=2, head_dim=3, window=w) for w in windows]
-    return KVCache(shapes, slots=SLOTS, capacity=capacity, chunk=chunk, dtype=torch.float64, device="cpu")
+    return Cache(shapes, slots=SLOTS, capacity=capacity, chunk=chunk, dtype=torch.float64, device="cpu")
 
 
 class History:
     """A cache and beside it, slot by slot, the list of rows that it ought to hold."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: Cache) -> None:
         self.cache, self.serial = cache, 0
         self.rows: list[list[Row]] = [[] for _ in range(SLOTS)]
 
@@ -108,7 +108,7 @@ def random_step(history: History, draw: random.Random, full: bool) -> None:
     return history.step(slots, tree, counts, paths, gather)
 
 
-def run(seed: int, steps: int, tight: bool, full: bool, cache: Callable[[], KVCache] = new_cache) -> None:
+def run(seed: int, steps: int, tight: bool, full: bool, cache: Callable[[], Cache] = new_cache) -> None:
     """tight: rings of exactly window - 1 + chunk rows, so that they wrap every few steps."""
     draw = random.Random(seed)
     with patch.object(module, "REACH_STEP", 1 if tight else 64):
@@ -131,27 +131,27 @@ def test_long_runs_wrap_every_ring() -> None:
         run(1, 70, tight, full=True)
 
 
-class ShortRing(KVCache):
+class ShortRing(Cache):
     def _rows(self, shape: LayerShape) -> int:
         return super()._rows(shape) - (shape.window is not None)
 
 
-class NoCompaction(KVCache):
+class NoCompaction(Cache):
     def _compact(self, slots: Slots, path: Tensor, counts: Tensor) -> None:
         pass
 
 
-class CommitsAll(KVCache):
+class CommitsAll(Cache):
     def commit(self, slots: Slots, counts: Tensor, path: Tensor | None = None) -> None:
         super().commit(slots, (counts + 1).clamp(max=self.chunk), path)
 
 
-class DropsNothing(KVCache):
+class DropsNothing(Cache):
     def drop(self, slots: Slots) -> None:
         self.lengths[slots] -= self.lengths[slots].clamp(max=1)
 
 
-class WideWindow(KVCache):
+class WideWindow(Cache):
     def plan(self, *args: object) -> Plan:
         plan = super().plan(*args)  # type: ignore[arg-type]
         build = plan._build_mask
@@ -159,7 +159,7 @@ class WideWindow(KVCache):
         return plan
 
 
-class WindowByIndex(KVCache):
+class WindowByIndex(Cache):
     """Siblings take the position of their place in the tree instead of their depth."""
 
     def plan(self, slots: Slots, depth: Tensor, visible: Tensor, reach: int) -> Plan:
@@ -168,7 +168,7 @@ class WindowByIndex(KVCache):
         return plan
 
 
-class SiblingsSeen(KVCache):
+class SiblingsSeen(Cache):
     def plan(self, slots: Slots, depth: Tensor, visible: Tensor, reach: int) -> Plan:
         return super().plan(slots, depth, torch.ones_like(visible).tril(), reach)
 
@@ -177,8 +177,8 @@ FAULTS = [ShortRing, NoCompaction, CommitsAll, DropsNothing, WideWindow, WindowB
 
 
 @pytest.mark.parametrize("faulty", FAULTS)
-def test_control_faulty_caches(faulty: type[KVCache], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.KVCache", faulty)
+def test_control_faulty_caches(faulty: type[Cache], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.Cache", faulty)
     with pytest.raises(AssertionError):
         run(1, 70, tight=True, full=True)
 
@@ -186,7 +186,7 @@ def test_control_faulty_caches(faulty: type[KVCache], monkeypatch: pytest.Monkey
 # --- single properties ------------------------------------------------------------------------------
 
 
-def fill(cache: KVCache, slots: Slots, rows: Tensor, tree: Tree | None = None) -> Plan:
+def fill(cache: Cache, slots: Slots, rows: Tensor, tree: Tree | None = None) -> Plan:
     """Write rows [R, N, 3] to every layer, as a tree or as a plain chunk."""
     reach = int(cache.lengths.max()) + rows.shape[1]
     plan = (
@@ -226,10 +226,10 @@ def test_other_slots_are_not_touched() -> None:
     fill(cache, torch.tensor([3, 1]), torch.ones(2, 4, 3, dtype=torch.float64))
     cache.commit(torch.tensor([3, 1]), torch.tensor([4, 2]), torch.tensor([[0, 1, 2, 3]] * 2))
     assert cache.lengths.tolist() == [0, 2, 0, 4]
-    assert all(not store[[0, 2]].any() for store in (*cache.keys, *cache.values))
+    assert all(not store[[0, 2]].any() for store in (*cache.keys.values(), *cache.values.values()))
 
 
-def attend(cache: KVCache) -> Tensor:
+def attend(cache: Cache) -> Tensor:
     """Two nodes, with every row of the storage in reach: on a GPU the attended length is rounded up."""
     order = torch.arange(2)
     plan = cache.plan(slice(0, 1), order[None], (order[:, None] >= order)[None], cache.capacity)
@@ -241,7 +241,7 @@ def test_rows_never_written_do_not_poison_attention() -> None:
     """A masked row still enters as 0 * value, so storage may not start as garbage."""
     cache = new_cache()
     assert torch.isfinite(attend(cache)).all()
-    for store in (*cache.keys, *cache.values):  # control: the check sees garbage
+    for store in (*cache.keys.values(), *cache.values.values()):  # control: the check sees garbage
         store.fill_(torch.nan)
     assert not torch.isfinite(attend(cache)).all()
 
@@ -256,5 +256,5 @@ def test_a_forward_beyond_the_chunk_is_refused() -> None:
 
 def test_sliding_layers_hold_their_window_and_one_chunk_only() -> None:
     cache = new_cache(windows=(None, 33), chunk=32, capacity=4000)
-    assert cache.rows == (4032, 64)
+    assert cache.rows == {0: 4032, 1: 64}
     assert cache.nbytes == 2 * 8 * SLOTS * 2 * 3 * (4032 + 64)

@@ -83,7 +83,7 @@ class EmptyPrompt(DFlashDrafter):
         prompt = int(self.cache.lengths[slots].max()) == 0
         super().extend(slots, features, counts, reach)
         if prompt:
-            for store in (*self.cache.keys, *self.cache.values):
+            for store in (*self.cache.keys.values(), *self.cache.values.values()):
                 store.zero_()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftproof.engine.request import Request, SamplingParams
-from draftproof.models.cache import KVCache
+from draftproof.models.cache import Cache
 from draftproof.train.loops import repeated_4grams
 from draftproof.train.regen import Job, Writer
 from tests import tiny
@@ -56,7 +56,7 @@ def test_control_a_slot_that_keeps_its_old_rows(monkeypatch: pytest.MonkeyPatch)
     short = [job for job in jobs() if job.max_tokens < 33][:6]
     plain = decoded("llama", short, ())
     assert written("llama", 2, short, ()) == plain
-    monkeypatch.setattr(KVCache, "drop", lambda self, slots: None)
+    monkeypatch.setattr(Cache, "drop", lambda self, slots: None)
     assert written("llama", 2, short, ()) != plain
 
 
