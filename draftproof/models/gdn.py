@@ -39,6 +39,10 @@ class Rows:
     def part(self, begin: int, end: int) -> Rows:
         return Rows(*(t[:, :, begin:end] for t in (self.q, self.k, self.v, self.g, self.beta)))
 
+    def at(self, path: Tensor) -> Rows:
+        """The rows at path [R, K]."""
+        return Rows(*(take(t, path) for t in (self.q, self.k, self.v, self.g, self.beta)))
+
 
 @dataclass(frozen=True)
 class Written:
@@ -47,6 +51,23 @@ class Written:
     k: Tensor
     u: Tensor
     total: Tensor
+
+    def added_to(self, state: Tensor, counts: Tensor | None = None, path: Tensor | None = None) -> Tensor:
+        """`state` after `counts` [R] of the rows: those at path[:, :count] (int64 [R, K], a path from the root), or the
+        first ones; without counts all of them. Count 0 leaves the state as it is."""
+        k, u, total = self.k, self.u, self.total
+        if path is not None:
+            k, u, total = (take(t, path) for t in (k, u, total))
+        if counts is None:
+            last = total[:, :, -1:]
+            weight = (last - total).exp()
+        else:
+            index = (counts - 1).clamp(min=0)[:, None, None].expand(-1, total.shape[1], 1)
+            last = torch.where(counts[:, None, None] > 0, total.gather(2, index), 0.0)
+            kept = torch.arange(total.shape[2], device=counts.device) < counts[:, None, None]
+            weight = (last - total).masked_fill(~kept, -torch.inf).exp()
+        added = (k * weight.to(k.dtype)[..., None]).transpose(-1, -2) @ u
+        return last.exp().to(state.dtype)[..., None] * state + added
 
 
 def unit_rows(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Rows:
@@ -73,7 +94,7 @@ def run(rows: Rows, state: Tensor, seen: Tensor | None = None) -> tuple[Tensor, 
     base = torch.zeros_like(rows.g[:, :, :1], dtype=torch.float64)
     for begin in range(0, count, CHUNK):
         out, written = _block(rows.part(begin, begin + CHUNK), state, None)
-        state = commit(state, written)
+        state = written.added_to(state)
         outs.append(out)
         parts.append(Written(written.k, written.u, written.total + base))
         base = parts[-1].total[:, :, -1:]
@@ -110,25 +131,7 @@ def _decays(g: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
     return total, gap.exp().to(g.dtype)
 
 
-def commit(state: Tensor, written: Written, counts: Tensor | None = None, path: Tensor | None = None) -> Tensor:
-    """The state after `counts` [R] rows: those at path[:, :count] (int64 [R, K], a path from the root), or the first
-    ones; without counts all of them. Count 0 leaves the state as it is."""
-    k, u, total = written.k, written.u, written.total
-    if path is not None:
-        k, u, total = (_take(t, path) for t in (k, u, total))
-    if counts is None:
-        last = total[:, :, -1:]
-        weight = (last - total).exp()
-    else:
-        index = (counts - 1).clamp(min=0)[:, None, None].expand(-1, total.shape[1], 1)
-        last = torch.where(counts[:, None, None] > 0, total.gather(2, index), 0.0)
-        kept = torch.arange(total.shape[2], device=counts.device) < counts[:, None, None]
-        weight = (last - total).masked_fill(~kept, -torch.inf).exp()
-    added = (k * weight.to(k.dtype)[..., None]).transpose(-1, -2) @ u
-    return last.exp().to(state.dtype)[..., None] * state + added
-
-
-def _take(rows: Tensor, path: Tensor) -> Tensor:
+def take(rows: Tensor, path: Tensor) -> Tensor:
     """rows [R, H, N, ...] at path [R, K] -> [R, H, K, ...]."""
     index = path.reshape(path.shape[0], 1, path.shape[1], *[1] * (rows.dim() - 3))
     return rows.gather(2, index.expand(-1, rows.shape[1], -1, *rows.shape[3:]))

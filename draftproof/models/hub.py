@@ -1,6 +1,6 @@
-"""A name becomes a folder on disk: the embedded pair, a local folder, or a hub id.
+"""A name becomes a folder on disk: an embedded model, a local folder, or a hub id.
 
-Everything but the embedded pair is used where it lies. Nothing is ever executed: `auto_map` is ignored, as
+Everything but the embedded models is used where it lies. Nothing is ever executed: `auto_map` is ignored, as
 `trust_remote_code` is never passed.
 """
 
@@ -15,9 +15,11 @@ from draftproof.errors import UserError
 from draftproof.models.embedded import (
     EMBEDDED_DRAFTER,
     EMBEDDED_TARGET,
-    embedded_drafter,
+    TOY_DRAFTER,
+    TOY_TARGET,
     embedded_target,
     engine_installed,
+    shipped,
 )
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -25,24 +27,32 @@ CONFIG_FILES = ["*.json", "*.jinja"]
 HUB_FILES = [*CONFIG_FILES, "*.safetensors", "*.model", "*.txt"]
 
 
+TARGETS = (EMBEDDED_TARGET, TOY_TARGET)
+DRAFTERS = (EMBEDDED_DRAFTER, TOY_DRAFTER)
+
+
 def resolve_target(name: str) -> Path:
-    """The folder of a target: `smollm2-135m`, a local folder, or `org/name` on the hub."""
-    return embedded_target() if name == EMBEDDED_TARGET else _folder_or_hub(name)
+    """The folder of a target: an embedded name of TARGETS, a local folder, or `org/name` on the hub."""
+    return _embedded(name) if name in TARGETS else _folder_or_hub(name)
 
 
 def resolve_drafter(name: str) -> Path:
-    """The folder of a drafter: `smollm2-135m-dflash`, a local folder, or `org/name` on the hub."""
-    return embedded_drafter() if name == EMBEDDED_DRAFTER else _folder_or_hub(name)
+    """The folder of a drafter: an embedded name of DRAFTERS, a local folder, or `org/name` on the hub."""
+    return _embedded(name) if name in DRAFTERS else _folder_or_hub(name)
 
 
 def resolve_config(name: str) -> Path:
     """A folder with the configs of a target or drafter; of a hub id no weights are fetched. A config.json may be
     named itself."""
-    if name in (EMBEDDED_TARGET, EMBEDDED_DRAFTER):
-        return embedded_target() if name == EMBEDDED_TARGET else embedded_drafter()
+    if name in (*TARGETS, *DRAFTERS):
+        return _embedded(name)
     if (path := _existing(name)) is not None and path.is_file():
         return path
     return _folder_or_hub(name, CONFIG_FILES)
+
+
+def _embedded(name: str) -> Path:
+    return embedded_target() if name == EMBEDDED_TARGET else shipped(name)
 
 
 def _folder_or_hub(name: str, files: Sequence[str] = tuple(HUB_FILES)) -> Path:
@@ -53,7 +63,7 @@ def _folder_or_hub(name: str, files: Sequence[str] = tuple(HUB_FILES)) -> Path:
     raise UserError(
         "not-found",
         f"there is no folder {name!r}",
-        f"give a folder with a config.json, a hub id (org/name), {EMBEDDED_TARGET} or {EMBEDDED_DRAFTER}",
+        f"give a folder with a config.json, a hub id (org/name), or one of {', '.join((*TARGETS, *DRAFTERS))}",
     )
 
 

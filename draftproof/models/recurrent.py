@@ -7,6 +7,7 @@ The committed state of a slot is never written by a forward. A forward leaves wh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,11 +26,17 @@ class StateShape:
     kernel: int
 
 
+class Written(Protocol):
+    """What the rows of a forward write: `gdn.Written`, or a kernel's form of it."""
+
+    def added_to(self, state: Tensor, counts: Tensor | None = None, path: Tensor | None = None) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Flight:
     """What the rows of one forward add: `written` to the state, columns [R, N, channels] to the window."""
 
-    written: gdn.Written
+    written: Written
     columns: Tensor
 
 
@@ -50,7 +57,7 @@ class RecurrentStore:
         if self.flight is None:
             raise AssertionError("nothing to commit: the rows of the last forward were committed before, or dropped")
         flight, self.flight = self.flight, None
-        self.state[slots] = gdn.commit(self.state[slots], flight.written, counts, path)
+        self.state[slots] = flight.written.added_to(self.state[slots], counts, path)
         self.window[slots] = gdn.last_columns(flight.columns, self.window[slots], counts, path)
 
     def drop(self, slots: slice | Tensor) -> None:

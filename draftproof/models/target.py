@@ -147,6 +147,8 @@ class Target:
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The model's own rotation (cos, sin) of text positions [R, N], for a head that runs its kind of layer."""
         rotary: Any = decoder_of(self.model).rotary_emb
+        if hasattr(rotary, "mrope_section"):  # time, height and width of text are the same
+            positions = positions.expand(3, *positions.shape)
         return rotary(self.embedding.weight[:1, None], positions)
 
     def self_check(self) -> None:

@@ -138,7 +138,7 @@ def initialise(model: DFlash, seed: int) -> None:
         weight.data.copy_(torch.randn(weight.shape, generator=draw) * scale)
 
 
-def make_optimisers(model: DFlash, o: Optimiser) -> list[torch.optim.Optimizer]:
+def make_optimisers(model: nn.Module, o: Optimiser) -> list[torch.optim.Optimizer]:
     matrices = [p for p in model.parameters() if p.ndim == 2]
     vectors = [p for p in model.parameters() if p.ndim != 2]
     fused = matrices[0].is_cuda

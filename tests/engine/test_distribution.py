@@ -94,9 +94,9 @@ class Likeliest:
 class ForkingEngine(Engine):
     """Every request has the same prompt: the first one's rows are copied to the other slots."""
 
-    def _prefill(self, index: int, request: Request, batch: Batch) -> Tensor:
+    def prefill(self, index: int, request: Request, batch: Batch) -> Tensor:
         if index == 0:
-            self.first = super()._prefill(index, request, batch)
+            self.first = super().prefill(index, request, batch)
             for store in (*self.cache.keys.values(), *self.cache.values.values()):
                 store[1:] = store[:1]
             self.cache.lengths[1:] = self.cache.lengths[0]

@@ -18,9 +18,12 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def target() -> Target:
-    return Target.load(tiny.target_folder("llama"), dtype=torch.float64, device="cuda")
+@pytest.fixture(params=["llama", "qwen3_5", "qwen3_next"])
+def target(request: pytest.FixtureRequest) -> Target:
+    loaded = Target.load(tiny.target_folder(request.param), dtype=torch.float64, device="cuda")
+    if request.param in tiny.HYBRIDS:
+        tiny.in_double(loaded.model)
+    return loaded
 
 
 def texts(engine: Engine, requests: list[Request]) -> list[list[int]]:

@@ -56,7 +56,7 @@ def test_causal_forms_equal_the_rule_written_down(count: int, decay: float) -> N
     out, written = gdn.run(rows, state)
     expected, states = gdn.sequential(rows, state, torch.arange(count) - 1)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(gdn.commit(state, written), states[:, :, -1], rtol=0, atol=1e-10)
+    torch.testing.assert_close(written.added_to(state), states[:, :, -1], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("decay", [0.1, 5.0, 60.0])
@@ -71,7 +71,7 @@ def test_trees_equal_the_rule_written_down(seed: int, decay: float) -> None:
     for node in range(24):
         path = path_to(parents, node)
         padded = torch.tensor([path + [0] * (24 - len(path))] * R)
-        committed = gdn.commit(state, written, torch.tensor([len(path)] * R), padded)
+        committed = written.added_to(state, torch.tensor([len(path)] * R), padded)
         torch.testing.assert_close(committed, states[:, :, node], rtol=0, atol=1e-10)
 
 
@@ -89,7 +89,7 @@ def test_ragged_commits_equal_the_states_on_the_way(count: int) -> None:
     _, written = gdn.run(rows, state)
     _, states = gdn.sequential(rows, state, torch.arange(count) - 1)
     for first, second in ((0, 1), (3, count), (count - 1, 2)):
-        committed = gdn.commit(state, written, torch.tensor([first, second]))
+        committed = written.added_to(state, torch.tensor([first, second]))
         for row, kept in enumerate((first, second)):
             expected = states[row, :, kept - 1] if kept else state[row]
             torch.testing.assert_close(committed[row], expected, rtol=0, atol=1e-10)
@@ -101,7 +101,7 @@ def test_float32_under_strong_decays_stays_finite_and_close() -> None:
     out, written = gdn.run(rows, state)
     expected, states = gdn.sequential(wide, state.double(), torch.arange(300) - 1)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(gdn.commit(state, written).double(), states[:, :, -1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(written.added_to(state).double(), states[:, :, -1], rtol=0, atol=1e-5)
 
 
 def test_transformers_reference_agrees() -> None:
@@ -117,7 +117,7 @@ def test_transformers_reference_agrees() -> None:
     )  # fmt: skip
     out, written = gdn.run(gdn.unit_rows(q, k, v, g, beta), state)
     torch.testing.assert_close(out.transpose(1, 2), expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(gdn.commit(state, written), last, rtol=0, atol=1e-5)
+    torch.testing.assert_close(written.added_to(state), last, rtol=0, atol=1e-5)
 
 
 # --- convolution --------------------------------------------------------------------------------------

@@ -268,7 +268,7 @@ def test_pack_and_unpack(drafter: Path, tmp_path: Path) -> None:
     pack.unpack(packed, plain)
     assert json.loads((plain / "config.json").read_text()) == {"block_size": 16}
     assert (plain / "README.md").read_text() == "# card\n"
-    assert json.loads((packed / "drafter.json").read_text())["card"] == {"licence": "Apache-2.0"}
+    assert json.loads((packed / "model.json").read_text())["card"] == {"licence": "Apache-2.0"}
     before, after = load_file(drafter / "model.safetensors"), load_file(plain / "model.safetensors")
     assert before.keys() == after.keys()
     assert torch.equal(before["norm.weight"], after["norm.weight"])
@@ -276,7 +276,7 @@ def test_pack_and_unpack(drafter: Path, tmp_path: Path) -> None:
         assert after[name].dtype == torch.bfloat16
         error = (after[name].float() - before[name].float()).norm() / before[name].float().norm()
         assert 1e-4 < error < 0.01, (name, error)
-    size = (packed / "drafter.safetensors").stat().st_size
+    size = (packed / "weights.safetensors").stat().st_size
     assert size < 0.75 * (drafter / "model.safetensors").stat().st_size
 
 
@@ -292,11 +292,11 @@ def test_the_embedded_drafter(drafter: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(embedded, "__file__", str(tmp_path / "installed" / "embedded.py"))
     with pytest.raises(UserError, match="lacks"):
         hub.resolve_drafter(hub.EMBEDDED_DRAFTER)
-    pack.pack(drafter, tmp_path / "installed" / "shipped")
+    pack.pack(drafter, tmp_path / "installed" / "shipped" / hub.EMBEDDED_DRAFTER)
     first = hub.resolve_drafter(hub.EMBEDDED_DRAFTER)
     assert checkpoint.check_weights(first)["fc.weight"] == ("BF16", (32, 160))
     assert hub.resolve_drafter(hub.EMBEDDED_DRAFTER) == first
     (drafter / "config.json").write_text('{"block_size": 8}')
-    pack.pack(drafter, tmp_path / "installed" / "shipped")
+    pack.pack(drafter, tmp_path / "installed" / "shipped" / hub.EMBEDDED_DRAFTER)
     second = hub.resolve_drafter(hub.EMBEDDED_DRAFTER)  # other content is another folder
     assert second != first and json.loads((second / "config.json").read_text()) == {"block_size": 8}
