@@ -7,14 +7,14 @@ READY := $(VENV)/.ready
 PROMPT ?= Explain why the sky is blue.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint test-real test-ssh vllm-kit test-vllm demo-doctor test-gpu bench clean docs
+.PHONY: run test lint test-real test-ssh vllm-kit test-vllm test-llamacpp demo-doctor fault-table test-gpu bench clean docs
 
 run: export DRAFTPROOF_PROMPT := $(value PROMPT)
 run: $(READY)
 	@$(BIN)/draftproof run "$$DRAFTPROOF_PROMPT" --max-tokens 160 --stats --compare
 
 test: $(READY)
-	$(BIN)/python -m pytest -rs -m "not real and not gpu and not ssh and not vllm"
+	$(BIN)/python -m pytest -rs -m "not real and not gpu and not ssh and not vllm and not llamacpp"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -42,9 +42,19 @@ vllm-kit:
 test-vllm: $(READY) vllm-kit
 	DRAFTPROOF_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest -rs -m vllm --durations=10
 
+# The real llama-server on CPU, built once from what llama-cpp-python vendors (some 15 minutes on two cores).
+LLAMACPP ?= $(HOME)/llamacpp
+test-llamacpp: $(READY)
+	tests/llamacpp/build.sh $(LLAMACPP)
+	DRAFTPROOF_LLAMACPP=$(LLAMACPP) $(BIN)/python -m pytest -rs -m llamacpp --durations=10
+
 # A guessed config in the real vLLM, the doctor, the right config, the doctor again: some minutes.
 demo-doctor: $(READY) vllm-kit
 	DRAFTPROOF_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m tests.vllm.demo_doctor
+
+# Faults planted in the real vLLM, and what the doctor ranks first from its numbers alone: most of an hour.
+fault-table: $(READY) vllm-kit
+	DRAFTPROOF_FULL=1 DRAFTPROOF_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest -s -m vllm tests/vllm/test_doctor.py -k numbers_alone
 
 # On a machine with a GPU.
 test-gpu: $(READY)

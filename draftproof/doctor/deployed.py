@@ -17,6 +17,7 @@ from draftproof.errors import UserError
 
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 NOTHING = "none"  # the method of a server that says that it does not speculate
+GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def drafts_unit(facts: Facts) -> int:
 
 
 def asked(facts: Facts) -> Spec | None:
-    """From the process's arguments and environment; None without them or where they cannot be read."""
+    """From the process's arguments and environment; None without them or where they cannot be read. A GGUF file is not
+    named as the model: it holds no config that could be read or compared, so the user names the folder it is from."""
     if facts.process is None or facts.engine is None or facts.engine not in FLAGS:
         return None
     try:
@@ -60,6 +62,8 @@ def asked(facts: Facts) -> Spec | None:
         return None
     speculative = flags.get("speculative", ("", {}))[1]
     model = speculative.get("model") or fields.get("spec_model")
+    if str(model).endswith(GGUF):
+        model = None
     forced = {"0": "v1", "1": "v2"}.get(facts.process.env.get(RUNNER_VARIABLE, ""))
     named = fields.get("method")
     return Spec("process: arguments", method(str(named)) if named else None, fields.get("drafts"), model, forced)
@@ -102,7 +106,8 @@ def _resolved(facts: Facts) -> Iterator[Spec]:
 
 
 def _server_info(info: Mapping[str, Any]) -> Spec:
-    """vLLM nests its speculative config; SGLang names everything at the top and counts the anchor."""
+    """vLLM nests its speculative config; SGLang names everything at the top and counts the anchor. llama.cpp's /props
+    is no source: its speculative.types is that of a bare request, "none" beside a server that drafts."""
     inner = info.get("vllm_config", info)
     told = inner.get("speculative_config") if isinstance(inner, Mapping) else None
     if isinstance(told, Mapping):

@@ -28,6 +28,8 @@ def observed(facts: Facts) -> Observed | None:
     if lines and lines[-1].per_position:
         line = lines[-1]
         drafts = (line.drafted or 0) / len(line.per_position)
+        if line.accepted and line.mean_length > 1:  # llama.cpp prints no positions beyond the last that was reached
+            drafts = line.accepted / (line.mean_length - 1)
         return Observed("log: the last metrics line", drafts, line.mean_length, line.per_position)
     return None
 

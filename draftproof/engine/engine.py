@@ -43,8 +43,8 @@ class Engine:
         rounding of kernels that see another batch shape).
         """
         self._require_fit(requests)
-        batch, progress = self._admit(requests), [Progress(r) for r in requests]
-        logits = torch.stack([self._prefill(i, r, batch) for i, r in enumerate(requests)])
+        batch, progress = self.admit(requests), [Progress(r) for r in requests]
+        logits = torch.stack([self.prefill(i, r, batch) for i, r in enumerate(requests)])
         yield from emit(first_tokens(batch, logits, self.cache.lengths[batch.slots]), progress, prefill=True)
         while any(p.running for p in progress):
             batch.longest = max(p.committed for p in progress)
@@ -61,7 +61,7 @@ class Engine:
                     "shorten the prompt or lower --max-tokens",
                 )
 
-    def _admit(self, requests: Sequence[Request]) -> Batch:
+    def admit(self, requests: Sequence[Request]) -> Batch:
         device, slots = self.target.device, slice(0, len(requests))
         self.cache.drop(slots)
         if self.drafter:
@@ -78,7 +78,7 @@ class Engine:
             longest=max(len(r.prompt_ids) for r in requests),
         )
 
-    def _prefill(self, index: int, request: Request, batch: Batch) -> Tensor:
+    def prefill(self, index: int, request: Request, batch: Batch) -> Tensor:
         """Run one prompt in chunks and return the logits [V] after its last token."""
         slot, prompt = slice(index, index + 1), torch.tensor(list(request.prompt_ids), device=self.target.device)
         for begin in range(0, len(prompt), self.chunk):

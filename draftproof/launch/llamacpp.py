@@ -12,6 +12,7 @@ from draftproof.launch.plan import Plan
 
 PROGRAM: Final = ("llama-server",)
 BLOCK_KEYS: Final = ("dflash.block_size", "dflash-draft.block_size")
+VERBOSITY: Final = {"-lv", "--verbosity", "--log-verbosity", "-v", "--verbose", "--log-verbose", "--log-disable"}
 
 
 def plan_llamacpp(ask: Ask, block_size: int | None) -> Plan:
@@ -27,6 +28,8 @@ def plan_llamacpp(ask: Ask, block_size: int | None) -> Plan:
     else:
         _dflash(arguments, ask, block_size, fork)
     _sizes(arguments, ask)
+    if not fork:
+        _evidence(arguments, ask)
     return Plan(
         engine=ask.engine,
         argv=(*arguments.argv, *ask.extra),
@@ -82,6 +85,15 @@ def _mtp(arguments: Arguments, ask: Ask, fork: bool) -> None:
         return
     arguments.add("spec_method", "--spec-type", "draft-mtp", why)
     arguments.add("drafts", "--spec-draft-n-max", drafts, f"{drafts} drafts a pass")
+
+
+def _evidence(arguments: Arguments, ask: Ask) -> None:
+    """What doctor and watch read, and llama-server keeps to itself by default. Level 4 adds some 300 lines at the start
+    (taps and windows as loaded) and a dozen a request, without the prompts."""
+    if "--metrics" not in ask.extra:
+        arguments.switch("metrics", "--metrics", "so that doctor and watch can read its counters")
+    if not VERBOSITY & set(ask.extra):
+        arguments.add("verbosity", "-lv", 4, "so that the log tells the drafter's taps and acceptance by position")
 
 
 def _sizes(arguments: Arguments, ask: Ask) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from draftproof.errors import UserError
 from draftproof.models.cache import Plan
 
+FEW_ROWS, LONG_CONTEXT = 128, 1024  # see `_few_rows`
 NAME = "draftproof"  # the key in transformers' attention interface
 
 # Keywords that carry nothing we need: bookkeeping of transformers' own caches and masks.
@@ -49,8 +51,27 @@ def folded_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     """The same with a mask that is already repeated for the folded rows (`Plan.folded_mask`), or None: all visible."""
     batch, heads, nodes, width = query.shape
     folded = query.reshape(batch, key.shape[1], heads // key.shape[1] * nodes, width)
-    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    if _few_rows(folded, key):
+        out = product_attention(folded, key, value, mask, scale)
+    else:
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
     return out.reshape(batch, heads, nodes, width)
+
+
+def _few_rows(query: Tensor, key: Tensor) -> bool:
+    """A decoding step over a long context in 16 bits on a GPU. Fused kernels give a row block to one multiprocessor,
+    so a few rows leave most of them idle; two plain products use all."""
+    few = query.shape[2] <= FEW_ROWS and key.shape[2] >= LONG_CONTEXT
+    return few and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+
+
+def product_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """softmax(q k^T * scale) v as two products, scores and softmax in float32: q [R, KV, N, d], mask [R, 1, N, L]."""
+    q, k, v = (t.flatten(0, 1) for t in (query, key, value))
+    scores = torch.bmm(q, k.transpose(1, 2), out_dtype=torch.float32).unflatten(0, query.shape[:2]) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return torch.bmm(scores.softmax(-1).to(value.dtype).flatten(0, 1), v).unflatten(0, query.shape[:2])
 
 
 def attend(plan: Plan, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

@@ -73,6 +73,13 @@ def test_without_a_record_or_hashes(checkpoint: Path) -> None:
     assert "does not exist" in facts.unreadable["/no/such"]
 
 
+def test_a_server_of_gguf_files_reads_no_folder(checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "D.gguf"
+    file.write_bytes(b"GGUF")
+    facts = file_facts(Local(), recorded(file), [str(checkpoint)])
+    assert facts.recorded is not None and facts.now.keys() == facts.recorded.keys() == {str(file)}
+
+
 def test_the_process_on_a_port(tmp_path: Path) -> None:
     """A child holds the socket, as an engine's API workers do; its parent was told to serve."""
     port = closed_port()

@@ -113,10 +113,37 @@ def test_sglang() -> None:
 
 def test_llamacpp() -> None:
     facts = read_log(read("llamacpp.log"))
-    assert facts.release == "b9310" and facts.method == "draft-dflash"
-    assert facts.speculative is not None and facts.speculative["block_size"] == 16
-    assert [(line.mean_length, line.accepted, line.drafted) for line in facts.lines] == [(3.5, 150, 300)] * 2
+    assert facts.release is None, "a build from an archive has no number"
+    assert facts.method == "draft-dflash"
+    assert facts.speculative is not None and facts.speculative["block_size"] == 8
+    assert (facts.speculative["num_speculative_tokens"], facts.speculative["mask_token_id"]) == (7, 16)
+    assert facts.aux_layers == (2, 9, 15, 21, 28) and facts.warnings == () and not facts.truncated
+    assert [(line.mean_length, line.accepted, line.drafted) for line in facts.lines[::2]] == [
+        (1.74, 20, 178),
+        (2.56, 28, 122),
+    ], "of one request each"
+    since_start = facts.lines[-1]
+    assert (since_start.accepted, since_start.drafted) == (48, 300) and since_start.mean_length == 1 + 48 / 45
+    assert since_start.per_position == (0.556, 0.267, 0.133, 0.067, 0.022, 0.022)
     assert all(line.problems == () for line in facts.lines)
+
+
+def test_of_several_runs_of_llamacpp_the_last_is_read() -> None:
+    text = read("llamacpp.log")
+    twice = read_log(text.replace("mask_token_id=16", "mask_token_id=99") + text)
+    assert twice.speculative is not None and twice.speculative["mask_token_id"] == 16 and len(twice.lines) == 4
+
+
+def test_llamacpp_numbers_its_builds_and_cuts_long_blocks() -> None:
+    text = """0.00.003.117 I cmn  common_param: common_params_print_info: build 9310 (1a2b3c4d5) with GNU 13.3.0
+0.02.188.066 I common_speculative_impl_draft_dflash: - n_max=15, n_min=0, p_min=0.00
+0.02.188.070 W common_speculative_impl_draft_dflash: requested draft size (n_max=15, n_min=0) exceeds the trained \
+block size 8 -- clamping to 7
+"""
+    facts = read_log(text)
+    assert facts.release == "9310" and facts.speculative is not None
+    assert facts.speculative["num_speculative_tokens"] == 7 and "clamping" in facts.warnings[0]
+    assert read_log("build: 9310 (1a2b3c4d5) with cc (Ubuntu 13.3.0) 13.3.0 for x86_64-linux-gnu").release == "9310"
 
 
 def test_a_line_without_mean_length_is_told() -> None:

@@ -75,6 +75,26 @@ def test_sglang() -> None:
     assert counters.gauges["sglang:spec_accept_length"] == 4.25
 
 
+def test_llamacpp() -> None:
+    """The real pages, the first before any request: positions are not on it yet, which is no restart."""
+    before, after = (read_counters((LOGS / f"llamacpp-metrics-{when}.txt").read_text()) for when in ("before", "after"))
+    assert (before.drafts, before.per_position, before.cache_queries) == (0, (), 0)
+    delta = difference(before, after, 2).delta
+    assert delta is not None and (delta.drafts, delta.draft_tokens, delta.accepted) == (45, 300, 48)
+    assert delta.per_position == (25, 12, 6, 3, 1, 1, 0) and sum(delta.per_position) == delta.accepted
+    assert (delta.cache_queries, delta.cache_hits, after.running, after.requests) == (74, 24, 0, None)
+    late = replace(after, drafts=10.0, per_position=())
+    assert "per position" in (why_no_delta(late, after, 0) or "")
+
+
+def test_llamacpp_rounds_large_counters_and_tells_its_start_beside_the_page() -> None:
+    page = (LOGS / "llamacpp-metrics-after.txt").read_text()
+    large = page.replace("spec_decode_num_draft_tokens_total 300", "spec_decode_num_draft_tokens_total 1.23457e+06")
+    counters = read_counters(large, "26698864298")
+    assert counters.draft_tokens is None and counters.drafts == 45 and counters.created == 26698864298
+    assert read_counters(page, "soon").created is None
+
+
 @pytest.mark.parametrize(
     ("reply", "engine", "reason"),
     [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import httpx
 import pytest
 
+from draftproof.doctor.facts.llamacpp import read_events, read_stream, streamed_whole
 from draftproof.doctor.facts.probe import probe, probe_ids, read_generate, read_llamacpp, read_openai, read_prompts
 from draftproof.errors import UserError
 
@@ -60,6 +62,50 @@ def test_llamacpp() -> None:
     answer = read_llamacpp({"content": "x", "tokens": [7, 8], "stop_type": "limit", "timings": timings}, 1.0, [1])
     assert (answer.steps, answer.accepted, answer.drafted, answer.finish) == (None, 12, 30, "length")
     assert answer.output_ids == (7, 8) and answer.cached_tokens == 4
+
+
+def event(tokens: list[int], drafted: int, accepted: int, count: int, **more: object) -> dict[str, object]:
+    timings = {"draft_n": drafted, "draft_n_accepted": accepted} if drafted else {}
+    return {"content": "x", "tokens": tokens, "stop": False, "tokens_predicted": count, "timings": timings} | more
+
+
+# The prompt's own token; 2 of 3 drafts; none of 3; a step without drafts; all of the 1 draft that the limit left.
+STREAM = [
+    event([1], 0, 0, 1), event([2], 3, 2, 2), event([3], 3, 2, 3), event([4], 3, 2, 4), event([5], 6, 2, 5),
+    event([6], 6, 2, 6), event([7], 7, 3, 7), event([8], 7, 3, 8),
+    event([], 7, 3, 8, stop=True, stop_type="limit", content=""),
+]  # fmt: skip
+
+
+def test_llamacpp_streams_its_steps() -> None:
+    answer = read_stream(STREAM, 1.0, [9])
+    assert answer.output_ids == (1, 2, 3, 4, 5, 6, 7, 8) and answer.text == "x" * 8 and answer.finish == "length"
+    assert answer.per_step == (2, 0, 0, 1)
+    assert (answer.steps, answer.accepted, answer.drafted) == (2, 2, 6), "steps that a limit cut say less of a drafter"
+
+
+def test_llamacpp_without_a_drafter_tells_no_steps() -> None:
+    plain = [event([1], 0, 0, 1), event([2], 0, 0, 2), event([], 0, 0, 2, stop=True, stop_type="eos")]
+    answer = read_stream(plain, 1.0, [9])
+    assert answer.output_ids == (1, 2) and (answer.steps, answer.accepted, answer.per_step) == (None, None, None)
+
+
+def test_llamacpp_hides_tokens_inside_a_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = [STREAM[0], *STREAM[2:]]
+    assert not streamed_whole(hidden) and read_stream(hidden, 1.0, [9]).per_step is None
+    whole = json.dumps({"content": "é", "tokens": [1, 2, 3, 4, 5, 6, 7, 8], "stop_type": "limit", "timings": {}})
+    stream = "\n\n".join(f"data: {json.dumps(one)}" for one in hidden)
+    replies = iter([httpx.Response(200, text=stream), httpx.Response(200, text=whole)])
+    monkeypatch.setattr("draftproof.doctor.facts.probe.ask", lambda *_: next(replies))
+    (answer,) = probe_ids("http://127.0.0.1:1", "m", [[9]], 8, engine="llama.cpp")
+    assert answer.output_ids == (1, 2, 3, 4, 5, 6, 7, 8) and answer.text == "é"
+    assert (answer.steps, answer.accepted, answer.drafted) == (None, 3, 7)
+
+
+def test_events_are_read_line_by_line() -> None:
+    text = 'data: {"content": "a\u2028b"}\n\n: comment\n\ndata: {"stop": true}\n\n'
+    assert read_events(text.encode()) == [{"content": "a\u2028b"}, {"stop": True}]
+    assert read_events(b"data: no JSON\n") == [] and read_events(b"") == []
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from draftproof.doctor.deployed import asked, resolved
+from draftproof.doctor.facts import Facts, ProcessFacts
 from draftproof.doctor.facts.http import ask, base_url
 from draftproof.doctor.facts.server import identify
 from draftproof.errors import UserError
@@ -113,3 +115,20 @@ def test_an_unknown_server_of_the_protocol_is_no_engine() -> None:
     with serving({"/v1/models": Reply(200, '{"data":[{"id":"m","owned_by":"organization-owner"}]}')}) as url:
         server = identify(url)
     assert (server.engine, server.release, server.models, server.health) == (None, None, ("m",), None)
+
+
+@pytest.mark.parametrize(
+    ("build", "release"), [("b9310-1a2b3c4d5", "9310"), ("b1-0c1e570", None), ("b0-unknown", None), ("", None)]
+)
+def test_llamacpp_tells_its_build(build: str, release: str | None) -> None:
+    """The number alone, as the dated data on engines counts; a build from an archive or a shallow clone has none."""
+    models = '{"data": [{"id": "m", "owned_by": "llamacpp"}]}'
+    props = f'{{"build_info": "{build}", "default_generation_settings": {{"params": {{"speculative.types": "none"}}}}}}'
+    with serving({"/v1/models": Reply(200, models), "/props": Reply(200, props)}) as url:
+        server = identify(url)
+    assert (server.engine, server.release) == ("llama.cpp", release)
+    process = ProcessFacts(1, ("llama-server", "-m", "T.gguf", "-md", "D.gguf", "--spec-type", "draft-dflash"), {}, 0.0)
+    facts = Facts(server.url, server.engine, server.release, process=process, server_info=server.details)
+    assert resolved(facts) == (), "/props says none beside a server that drafts"
+    told = asked(facts)
+    assert told is not None and (told.method, told.model) == ("dflash", None), "a GGUF holds no config"

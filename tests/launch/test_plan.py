@@ -179,8 +179,12 @@ def test_llamacpp_reads_the_block_from_the_header(tmp_path: Path) -> None:
     made = plan("llama.cpp", drafter=str(file))
     assert made.argv[0] == "llama-server" and value(made, "--spec-draft-n-max") == "15"
     assert value(made, "--spec-type") == "draft-dflash"
+    assert "--metrics" in made.argv and value(made, "-lv") == "4", "what doctor reads"
+    own = plan("llama.cpp", drafter=str(file), extra=("--metrics", "--verbosity", "3"))
+    assert own.argv.count("--metrics") == 1 and "-lv" not in own.argv
     fork = plan("ik_llama.cpp", drafter=str(file), named={"drafts": 4})
     assert value(fork, "--spec-type") == "dflash:n_max=4" and value(fork, "--model-draft") == str(file)
+    assert "-lv" not in fork.argv
     refused("flag-conflict", "16", "15", engine="llama.cpp", drafter=str(file), named={"drafts": 16})
     head = plan("llama.cpp", drafter=None, named={"method": "mtp", "drafts": 2})
     assert value(head, "--spec-type") == "draft-mtp" and value(head, "--spec-draft-n-max") == "2"

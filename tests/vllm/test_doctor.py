@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,26 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftproof.config.finding import Verdict
+from draftproof.doctor.chain import Diagnosis, diagnose
+from draftproof.doctor.consulting import counted
+from draftproof.doctor.facts import Answer, Facts, OracleFacts
+from draftproof.doctor.facts.probe import read_prompts
+from draftproof.doctor.follow import Evidence, features_by_tap, follow
+from draftproof.doctor.hypotheses import Hypothesis, hypotheses
+from draftproof.doctor.links import LINKS
+from draftproof.doctor.oracle import all_anchors, oracle_facts
+from draftproof.doctor.rank import HEALTHY, Prediction
+from draftproof.doctor.session import DoctorAsk, examine
+from draftproof.doctor.told import told_steps
+from draftproof.engine.pair import load_pair
+from draftproof.engine.text import encode_chat
+from draftproof.launch.machine import Local
+from draftproof.launch.names import Checkpoint
+from draftproof.models.hub import resolve_config, resolve_target
+
 from .conftest import VENV
+from .faults import DRAFTER, FAULTS, SOUND, WINDOW, Planted, edit, lay_plugin, shipped
 from .pair import BLOCK, LAYERS, make_pair
 from .test_launch import draftproof, port  # noqa: F401  (fixtures)
 
@@ -23,29 +43,9 @@ DRAFT_LAYERS = [f"model.layers.{LAYERS + layer}.self_attn.attn" for layer in ran
 EVEN = {"target_layer_ids": [1, 2, 3]}  # as the authors' formula spaces them
 STEPS = ("--per-request-spec-decode-metrics", "detailed")
 UNLIKE = ("published-difference",)  # a copy of the shipped drafter whose config was changed
-# A plugin beside vLLM: context keys normed layer by layer, as docs/vllm_cpu_context_keys.md mends them.
-MENDED = """
-import torch
-
-def register():
-    from vllm import _custom_ops as ops
-    from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model
-
-    def by_layer(self, keys):
-        out = torch.empty_like(keys)
-        for layer in range(keys.shape[0]):
-            ops.rms_norm(out[layer], keys[layer], self._k_norm_weights[layer], self._rms_norm_eps)
-        return out
-
-    DFlashQwen3Model._normalize_context_k = by_layer
-"""
-# Keys of the drafter's config that the server gets wrong, and the hypothesis that has to explain its steps.
-FAULTS: dict[str, dict[str, Any]] = {
-    "taps-minus-1": {"dflash_config": {"mask_token_id": 16, "target_layer_ids": [0, 7, 13, 19, 26]}},
-    "mask-id-0": {"dflash_config": {"mask_token_id": 0, "target_layer_ids": [1, 8, 14, 20, 27]}},
-    "rope-base-1e6": {"rope_theta": 1e6},
-    "window-ignored": {},
-}
+HEADER = """
+| fault (runner) | links refuted by step | leaders by step | by totals | tau | expected | misses, by step; by totals |
+|---|---|---|---|---|---|---|"""
 
 
 class Report(NamedTuple):
@@ -156,22 +156,6 @@ def test_synthetic_acceptance_is_no_acceptance(v2: Served, tmp_path: Path) -> No
     assert report.verdict("acceptance") == "cannot tell" and "synthetic" in report.link("acceptance")["message"]
 
 
-def shipped(folder: Path, *, full: bool, **changes: Any) -> Path:
-    """A copy of the shipped drafter, with all layers full if asked: V1 takes no mixed one, and is much faster."""
-    from draftproof.models.hub import resolve_drafter
-
-    shutil.copytree(resolve_drafter("smollm2-135m-dflash"), folder)
-    if full:
-        edit(folder, layer_types=["full_attention"] * 5, use_sliding_window=False, sliding_window=None)
-    edit(folder, **changes)
-    return folder
-
-
-def edit(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes, indent=1))
-
-
 def test_the_fault_of_the_cpu_backend_is_named(v1: Served, tmp_path: Path) -> None:
     drafter = shipped(tmp_path / "drafter-dflash", full=True)
     v1.launch("smollm2-135m", drafter, "--prove", "--bisect", "--max-model-len", 1024, accept=UNLIKE)
@@ -199,28 +183,124 @@ def check_the_backend(report: Report) -> None:
     print({fit["name"]: f"{fit['misses']:g} of {fit['compared']}" for fit in oracle["fits"][:4]}, oracle["leaders"])
 
 
+class Judged(NamedTuple):
+    refuted: set[str]
+    oracle: OracleFacts
+
+    @staticmethod
+    def of(diagnosis: Diagnosis) -> Judged:
+        assert diagnosis.facts.oracle is not None, diagnosis.facts.missing
+        links = [link for link in diagnosis.links if link.finding.verdict is Verdict.REFUTED]
+        return Judged({link.code.removeprefix("doctor-") for link in links}, diagnosis.facts.oracle)
+
+
+class SharedOracle:
+    """The doctor's oracle, for many servers of one pair. A sound or faulty drafter changes nothing in a greedy text, so
+    all servers write the same one: what a hypothesis says of each anchor is computed once. Only hypotheses that depend
+    on where the server's own steps ended are followed anew."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, list[Prediction]] = {}
+
+    def __call__(self, facts: Facts, target: Checkpoint, drafter: Checkpoint) -> OracleFacts:
+        assert facts.probe is not None
+        answers = facts.probe.answers
+        pair = load_pair(str(target.configs), str(drafter.configs), dtype="float32")
+        sound: Any = pair.drafter
+        key = (sound.spec.layers, *((answer.prompt_ids, answer.output_ids) for answer in answers))
+        if key not in self.known:
+            self.known[key] = all_anchors(pair.target, sound, answers)
+        listed = [h for h in hypotheses(sound.spec, len(pair.target.layers)) if h.by_step]
+        followed = [self._followed(pair.target, h, h.make(sound), answers) for h in listed]
+        return oracle_facts(answers, [*self.known[key], *followed], counted(facts))
+
+    def _followed(self, target: Any, h: Hypothesis, drafter: Any, answers: tuple[Answer, ...]) -> Prediction:
+        told = [told_steps(answer) for answer in answers]
+        routes = [None if steps is None else [accepted + 1 for _, accepted in steps] for steps in told]
+        evidence = Evidence(answers, features_by_tap(target, answers, h.taps))
+        return Prediction(h.name, drafter.depth, tuple(follow(target, drafter, evidence, routes)))
+
+
+@pytest.fixture(scope="module")
+def oracle() -> SharedOracle:
+    print(HEADER)
+    return SharedOracle()
+
+
+@pytest.fixture
+def numbers(
+    draftproof: Any, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, oracle: SharedOracle  # noqa: F811
+) -> Callable[[Planted], tuple[Judged, Judged]]:  # fmt: skip
+    """Serve a planted fault and judge by every step, then by the same answers' totals alone; prints the table's row."""
+
+    def serve(planted: Planted) -> tuple[Judged, Judged]:
+        full = planted.runner == "v1"
+        honest = shipped(tmp_path / "honest" / DRAFTER, full=planted.all_full)
+        served = shipped(tmp_path / "served" / DRAFTER, full=full, **planted.config)
+        words = ("--max-model-len", 1024, "--env", f"PYTHONPATH={lay_plugin(tmp_path / 'plugin', planted.patches)}")
+        server = Served(draftproof, port, planted.runner)
+        server.launch("smollm2-135m", served, *words, accept=UNLIKE if full else (), engine=STEPS)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # where the launch is recorded
+        texts = long_texts() if planted.long else ()
+        ask = DoctorAsk(f"http://127.0.0.1:{port}", Local(), drafter=str(honest), prompts=6, max_tokens=48, texts=texts)
+        found = judged(ask, oracle)
+        print(row(planted, *found), flush=True)
+        return found
+
+    return serve
+
+
 @full_only
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_named_from_the_steps_alone(v1: Served, tmp_path: Path, fault: str) -> None:
-    """The server reads an edited config, the doctor the honest one. Without --prove only steps and the log are seen."""
-    honest = shipped(tmp_path / "honest" / "drafter-dflash", full=fault != "window-ignored")
-    served = shipped(tmp_path / "served" / "drafter-dflash", full=True, **FAULTS[fault])
-    mended = lay_plugin(tmp_path / "plugin")
-    words = ("--max-model-len", 1024, "--env", f"PYTHONPATH={mended}")
-    v1.launch("smollm2-135m", served, *words, accept=UNLIKE, engine=STEPS)
-    report = v1.doctor("--prompts", 6, "--max-tokens", 48, "--drafter", honest)
-    oracle = report.told["acceptance"]
-    print(fault, oracle["leaders"], f"observed {oracle['observed']:.2f} expected {oracle['expected']:.2f}")
-    for fit in oracle["fits"][:4]:
-        print("   ", fit["name"], fit["misses"], "of", fit["compared"])
-    assert report.verdict("acceptance") == "refuted"
-    assert fault in oracle["leaders"] and len(oracle["leaders"]) <= 2
+@pytest.mark.parametrize("planted", FAULTS, ids=lambda one: one.name)
+def test_a_planted_fault_is_named_by_numbers_alone(numbers: Any, planted: Planted) -> None:
+    """The server reads an edited config or is patched, the doctor has the honest one. Without --prove it sees the
+    server's numbers and its log. From totals, a fault that costs nothing on this text is named but not refuted."""
+    by_step, by_totals = numbers(planted)
+    assert "acceptance" in by_step.refuted
+    for seen in (by_step, by_totals):
+        assert planted.name in seen.oracle.leaders and len(seen.oracle.leaders) <= 2
 
 
-def lay_plugin(folder: Path) -> Path:
-    about = folder / "mended-1.dist-info"
-    about.mkdir(parents=True)
-    (folder / "mended.py").write_text(MENDED)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mended\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[vllm.general_plugins]\nmended = mended:register\n")
-    return folder
+@full_only
+@pytest.mark.parametrize("planted", SOUND, ids=lambda one: f"{one.name}-{one.runner}")
+def test_a_sound_server_is_healthy_by_numbers_alone(numbers: Any, planted: Planted) -> None:
+    for seen in numbers(planted):
+        assert "acceptance" not in seen.refuted and seen.oracle.leaders[0] == HEALTHY
+
+
+def judged(ask: DoctorAsk, consulted: SharedOracle) -> tuple[Judged, Judged]:
+    """One probe, judged twice. Between them nothing differs but what the server is taken to have told."""
+    untold: list[Facts] = []
+
+    def twice(facts: Facts, target: Checkpoint, drafter: Checkpoint) -> OracleFacts:
+        less = without_steps(facts)
+        untold.append(replace(less, oracle=consulted(less, target, drafter)))
+        return consulted(facts, target, drafter)
+
+    by_step = examine(ask, resolve_config, twice, print)
+    return Judged.of(by_step), Judged.of(diagnose(untold[0], LINKS))
+
+
+def without_steps(facts: Facts) -> Facts:
+    """As a server that tells of each request how many steps it took, and no more."""
+    assert facts.probe is not None
+    answers = tuple(replace(answer, per_step=None) for answer in facts.probe.answers)
+    return replace(facts, probe=replace(facts.probe, answers=answers))
+
+
+def row(planted: Planted, steps: Judged, totals: Judged) -> str:
+    """A line of the table in Markdown: fault, refuted links, who leads by steps and by totals, tau, misses."""
+    fits = [next((f for f in one.oracle.fits if f.name == planted.name), None) for one in (steps, totals)]
+    misses = [f"{fit.misses:g} of {fit.compared}" if fit else "not listed" for fit in fits]
+    told = [", ".join(sorted(steps.refuted)), *(", ".join(one.oracle.leaders) for one in (steps, totals))]
+    tau = f"{steps.oracle.observed:.2f} | {steps.oracle.expected:.2f}"
+    return f"| {planted.name} ({planted.runner}) | {' | '.join(told)} | {tau} | {misses[0]}; {misses[1]} |"
+
+
+def long_texts() -> list[list[int]]:
+    """The doctor's own prompts that are longer than the drafter's window of 128 tokens."""
+    import transformers as hf
+
+    tokenizer = hf.AutoTokenizer.from_pretrained(resolve_target("smollm2-135m"))
+    asked = [encode_chat(tokenizer, [{"role": "user", "content": prompt}]) for prompt in read_prompts()]
+    return [ids for ids in asked if len(ids) > WINDOW]

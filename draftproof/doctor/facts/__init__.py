@@ -119,7 +119,8 @@ class MetricsFacts:
 @dataclass(frozen=True)
 class Answer:
     """One probe request: prompt and completion as token ids (and text), and the engine's own acceptance for it.
-    `per_step` are accepted drafts a step; `steps` and `accepted` totals; None where the engine does not tell."""
+    `per_step` are accepted drafts a step; `steps`, `accepted` and `drafted` totals, of steps that drafted a whole block
+    where the steps are known; None where the engine does not tell."""
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]

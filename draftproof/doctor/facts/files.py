@@ -23,8 +23,11 @@ def file_facts(
 ) -> FileFacts:
     """Every file of `folders` and of what `record` (a launch's record.json) hashed. Without `digests` sizes and times
     only. `drafter` is the folder whose tensors are named. `started` is the process's start (ProcessFacts.started), by
-    default when the record was written, a moment before. What cannot be read is told in `unreadable`."""
+    default when the record was written, a moment before. What cannot be read is told in `unreadable`. A server of GGUF
+    files reads no folder: one that is named beside them lends its config, and is none of the server's checkpoints."""
     hashes = record["hashes"] if record else {}
+    if any(name.endswith(".gguf") for name in hashes):
+        folders = ()
     now: dict[str, FileState] = {}
     unreadable: dict[str, str] = {}
     for folder in dict.fromkeys([*folders, *hashes]):

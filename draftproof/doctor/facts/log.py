@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from draftproof.doctor.facts import LogFacts
+from draftproof.doctor.facts.server import llamacpp_build
 from draftproof.doctor.facts.spec_lines import is_cut, spec_line, without_mean
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 PID = re.compile(r"\(([A-Z][\w-]*) pid=(\d+)\)|Started server process \[(\d+)\]")
 # time and place before the message: vLLM "[core.py:133] ", SGLang "[2026-11-29 17:00:00 TP0] "
 PREFIX = re.compile(r"^.*?\[(?:[\w./-]+\.py:\d+|\d{4}-\d\d-\d\d[^\]]*)\]\s+")
-LLAMA_BUILD = r"\bbuild(?:_info)?: b?(\d+)[ -]\(?[0-9a-f]{7}"
-BEGINS = re.compile(rf"█.*\bversion \d+\.\d|vLLM (?:API )?server version|\bserver_args=ServerArgs\(|{LLAMA_BUILD}")
+LLAMA_BUILD = r"\bbuild(?:_info)?:? b?(\d+)[ -]\(?[0-9a-f]{7}"
+BEGINS = re.compile(
+    r"█.*\bversion \d+\.\d|vLLM (?:API )?server version|\bserver_args=ServerArgs\("
+    rf"|{LLAMA_BUILD}|\bllama_server: initializing"  # at its default verbosity llama.cpp names no build
+)
 RELEASES = (  # the first that is there
     re.compile(r"Initializing a V\d LLM engine \(v([^)\s]+)\)"),
     re.compile(r"vLLM (?:API )?server version ([^\s,]+)"),
@@ -35,7 +39,10 @@ RESOLVED = re.compile(
 NONE_RESOLVED = re.compile(r"Initializing a V\d LLM engine .*\bspeculative_config=None\b")
 RESOLVED_KEYS = ("method", "model", "num_speculative_tokens")
 SENT = "'speculative_config': "  # in the line "non-default args: {...}"
-AUX_LAYERS = re.compile(r"[Uu]sing (?:Eagle3 )?auxiliary layers from (?:speculative )?(?:config|model): \(([\d, ]*)\)")
+AUX_LAYERS = re.compile(
+    r"[Uu]sing (?:Eagle3 )?auxiliary layers from (?:speculative )?(?:config|model): \(([\d, ]*)\)"
+    r"|DFlash extract_layers = \[([\d, ]*)\]"
+)
 BACKEND = re.compile(
     r"Using (\w+) attention backend out of"
     r"|Using (?:AttentionBackendEnum\.)?(\w*(?:ATTN|FLASH|FLEX|MLA|TRITON|SDPA)\w*) backend\.$"
@@ -45,6 +52,7 @@ ARCHITECTURE = re.compile(r"Resolved architecture: (\w+)")
 SGLANG_RUNNER = re.compile(r"Initialized DFLASH draft runner\. (.*)")
 SGLANG_READY = re.compile(r"DFLASH draft runner ready\. (.*)")
 LLAMA_DFLASH = re.compile(r"common_speculative_impl_draft_dflash: - (.*)")
+LLAMA_CLAMPED = re.compile(r"requested draft size .* clamping to (\d+)")
 IK_DFLASH = re.compile(r"DFlash context ready \((.*)\)")
 PAIR = re.compile(r"(\w+)=([^,\s]+)")
 # Lines that change what is drafted, cached or kept; engines.md 1.10. The two of "model" mean: no ids from the config.
@@ -54,6 +62,7 @@ WARNINGS = re.compile(
     r"|DFlash buffer initialization was skipped|block dropping is disabled|auxiliary layers from model"
     r"|Detected EAGLE model|synthetic_acceptance|DFLASH block size mismatch|num_target_layers"
     r"|DFLASH .*[Ff]alling back|falling back to greedy argmax verification"
+    r"|requested draft size .* clamping to|did not run on every prefill ubatch"
 )
 
 
@@ -90,7 +99,7 @@ def _last_run(lines: list[str]) -> list[str]:
 def _release(messages: list[str]) -> str | None:
     for pattern in RELEASES:
         if found := _all(pattern, messages):
-            return f"b{found[-1]}" if pattern is RELEASES[-1] else found[-1].removesuffix(",")
+            return llamacpp_build(found[-1]) if pattern is RELEASES[-1] else found[-1].removesuffix(",")
     return None
 
 
@@ -136,7 +145,11 @@ def _other_engine(message: str) -> dict[str, Any] | None:
     if told := SGLANG_READY.search(message):
         return _pairs(told[1])
     if told := LLAMA_DFLASH.search(message):
-        return {"method": "draft-dflash", **_pairs(told[1])}
+        values = _pairs(told[1])
+        count = {"num_speculative_tokens": values["n_max"]} if "n_max" in values else {}
+        return {"method": "draft-dflash", **values, **count}
+    if told := LLAMA_CLAMPED.search(message):
+        return {"num_speculative_tokens": int(told[1])}
     if told := IK_DFLASH.search(message):
         return {"method": "dflash", **_pairs(told[1])}
     return None

@@ -2,7 +2,8 @@
 
 vLLM       vllm:spec_decode_*, summed over engines and models; a mean length is 1 + accepted / drafts
 SGLang     verify calls as drafts; its own averages, over the last interval only, are gauges
-llama.cpp  counts tokens and running requests, nothing about drafts
+llama.cpp  llamacpp:spec_decode_*, in vLLM's meaning (builds of autumn 2026; older ones count nothing about drafts).
+           A request is counted when it ends. Numbers are printed with six digits, so a million and more is rounded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from draftproof.doctor.facts import Counters, MetricsFacts
 from draftproof.doctor.facts.http import ask, refuse_auth, said
 
 SPEC = "vllm:spec_decode_num_"
-PER_POSITION = SPEC + "accepted_tokens_per_pos_total"
+LLAMA_SPEC = "llamacpp:spec_decode_num_"
+PER_POSITION = "accepted_tokens_per_pos_total"
 # field of Counters -> names, summed; the first engine's that is there
 VLLM = {
     "drafts": (SPEC + "drafts_total",),
@@ -35,7 +37,16 @@ SGLANG = {
     "requests": ("sglang:num_requests_total",),
     "running": ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
 }
-LLAMACPP = {"running": ("llamacpp:requests_processing", "llamacpp:requests_deferred")}
+LLAMACPP = {
+    "drafts": (LLAMA_SPEC + "drafts_total",),
+    "draft_tokens": (LLAMA_SPEC + "draft_tokens_total",),
+    "accepted": (LLAMA_SPEC + "accepted_tokens_total",),
+    "cache_queries": ("llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total"),
+    "cache_hits": ("llamacpp:prompt_tokens_cached_total",),
+    "running": ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+}
+LLAMACPP_EXACT = 1e6  # from here on it prints 1.23457e+06
+LLAMACPP_BEGAN = "Process-Start-Time-Unix"  # a header of the answer
 # in the order of preference: the counters' own beginning, the process's
 CREATED = (SPEC + "drafts_created", "vllm:request_success_created", "process_start_time_seconds")
 GAUGES = (
@@ -63,7 +74,7 @@ def fetch_counters(url: str, api_key: str | None = None, engine: str | None = No
     if response.status_code != 200:
         return None, f"/metrics answers {response.status_code} {said(response)}".rstrip() + hint
     try:
-        counters = read_counters(response.text)
+        counters = read_counters(response.text, response.headers.get(LLAMACPP_BEGAN))
     except ValueError as error:
         return None, f"/metrics is not in the Prometheus text format: {error}"
     if counters.drafts is None and counters.requests is None and counters.running is None:
@@ -71,20 +82,25 @@ def fetch_counters(url: str, api_key: str | None = None, engine: str | None = No
     return counters, ""
 
 
-def read_counters(text: str) -> Counters:
-    """Of one /metrics page. A counter that is not on it is None. ValueError when the page cannot be parsed."""
+def read_counters(text: str, began: str | None = None) -> Counters:
+    """Of one /metrics page. A counter that is not on it is None; `began` is a start time that came beside the page.
+    ValueError when the page cannot be parsed."""
     rows: dict[str, list[Row]] = defaultdict(list)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             rows[sample.name].append(Row(sample.labels, sample.value))
     names = next((one for one in (VLLM, SGLANG, LLAMACPP) if any(_known(rows, one))), VLLM)
     total = {key: _sum(rows, wanted) for key, wanted in names.items()}
+    if names is LLAMACPP:
+        total = {key: _unrounded(value) for key, value in total.items()}
     created = next((max(row.value for row in rows[name]) for name in CREATED if name in rows), None)
+    if created is None and began is not None and began.isdigit():
+        created = float(began)
     return Counters(
         drafts=total.get("drafts"),
         draft_tokens=total.get("draft_tokens"),
         accepted=total.get("accepted"),
-        per_position=_by_position(rows.get(PER_POSITION, [])),
+        per_position=_by_position(rows.get((LLAMA_SPEC if names is LLAMACPP else SPEC) + PER_POSITION, [])),
         cache_queries=total.get("cache_queries"),
         # SGLang shows no cached tokens before there are any
         cache_hits=0.0 if names is SGLANG and total["cache_hits"] is None else total.get("cache_hits"),
@@ -124,10 +140,10 @@ def why_no_delta(before: Counters, after: Counters, own_requests: int) -> str | 
             return f"the counter of {name} appeared or vanished: the engine was restarted, or others answer as well"
         if early is not None and late < early:
             return f"the counter of {name} fell from {early:.0f} to {late:.0f}: the engine was restarted"
-    if (
-        len(before.per_position) != len(after.per_position)
-        or min(_pairwise(after.per_position, before.per_position), default=0.0) < 0
-    ):
+    unborn = not before.drafts and not before.per_position  # llama.cpp shows no position before the first draft
+    if (len(before.per_position) != len(after.per_position) and not unborn) or min(
+        _pairwise(after.per_position, before.per_position), default=0.0
+    ) < 0:
         return "the counters per position fell or changed in number: the engine was restarted"
     ended = _minus(after.requests, before.requests)
     if ended is not None and ended < own_requests:
@@ -154,6 +170,11 @@ def _sum(rows: Mapping[str, list[Row]], names: tuple[str, ...]) -> float | None:
     return sum(found) if found else None
 
 
+def _unrounded(value: float | None) -> float | None:
+    """A sum that was printed with all its digits; a rounded one cannot be subtracted from."""
+    return None if value is None or value >= LLAMACPP_EXACT else value
+
+
 def _mean(rows: list[Row]) -> float:
     """Of the ranks of a server that shows an average each."""
     return sum(row.value for row in rows) / len(rows)
@@ -171,4 +192,5 @@ def _minus(late: float | None, early: float | None) -> float | None:
 
 
 def _pairwise(late: tuple[float, ...], early: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(b - a for a, b in zip(early, late, strict=False))
+    """What is not there yet counts as zeros."""
+    return tuple(b - a for a, b in zip(early or (0.0,) * len(late), late, strict=False))

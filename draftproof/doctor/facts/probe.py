@@ -3,7 +3,7 @@
 vLLM       OpenAI endpoints with return_token_ids; acceptance with --per-request-spec-decode-metrics (0.29 or newer),
            cached tokens with --enable-prompt-tokens-details
 SGLang     chat with return_meta_info; token-id prompts through /generate
-llama.cpp  its own /apply-template, /tokenize and /completion
+llama.cpp  its own /apply-template, /tokenize and /completion, streamed: the timings beside every token tell the steps
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
+import httpx
+
 from draftproof.doctor.facts import Answer, EngineName
 from draftproof.doctor.facts.http import ask, base_url, json_of, refuse_auth, said
+from draftproof.doctor.facts.llamacpp import read_events, read_llamacpp, read_stream, streamed_whole
 from draftproof.errors import UserError
 
 Say = Callable[[str], None]
@@ -109,9 +112,25 @@ def _from_ids(asked: Asked, ids: Sequence[int]) -> Answer:
         sampling = {**GREEDY, "max_new_tokens": asked.max_tokens}
         return read_generate(*_post(asked, "/generate", {"input_ids": list(ids), "sampling_params": sampling}), ids)
     if asked.engine == "llama.cpp":
-        body = {**GREEDY, "prompt": list(ids), "n_predict": asked.max_tokens, "return_tokens": True}
-        return read_llamacpp(*_post(asked, "/completion", body | {"repeat_penalty": 1.0, "cache_prompt": True}), ids)
+        return _llamacpp(asked, ids)
     return read_openai(*_post(asked, "/v1/completions", {"prompt": list(ids), **_openai(asked)}), ids)
+
+
+def _llamacpp(asked: Asked, ids: Sequence[int]) -> Answer:
+    """Streamed, for the steps. A token that ends inside a character is not streamed: then the ids are asked for again,
+    as one answer, and the steps stay unknown. Samplers that a greedy choice could still see are named off."""
+    body = {**GREEDY, "prompt": list(ids), "n_predict": asked.max_tokens, "return_tokens": True, "cache_prompt": True}
+    body |= {"repeat_penalty": 1.0, "dry_multiplier": 0.0}
+    begun = time.monotonic()
+    response = _send(asked, "/completion", body | {"stream": True, "timings_per_token": True})
+    events = read_events(response.content)
+    if response.status_code != 200 or not events or "error" in events[-1] or not events[-1].get("stop"):
+        raise _unfit(asked, "/completion", response)
+    streamed = read_stream(events, time.monotonic() - begun, ids)
+    if streamed_whole(events):
+        return streamed
+    whole = read_llamacpp(*_post(asked, "/completion", body), ids)
+    return replace(streamed, output_ids=whole.output_ids, text=whole.text)
 
 
 def _openai(asked: Asked) -> dict[str, Any]:
@@ -127,13 +146,22 @@ def _openai(asked: Asked) -> dict[str, Any]:
 def _post(asked: Asked, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
     """The JSON object and the seconds it took."""
     begun = time.monotonic()
-    response = ask(asked.url, path, asked.api_key, body, TIMEOUT)
-    refuse_auth(asked.url, path, response, asked.api_key)
+    response = _send(asked, path, body)
     answer = json_of(response)
     if response.status_code != 200 or not isinstance(answer, dict):
-        message = f"{asked.url}{path} answers {response.status_code}: {said(response)}"
-        raise UserError("server-unfit", message, "mend what it says, or probe with a shorter answer")
+        raise _unfit(asked, path, response)
     return answer, time.monotonic() - begun
+
+
+def _send(asked: Asked, path: str, body: Mapping[str, Any]) -> httpx.Response:
+    response = ask(asked.url, path, asked.api_key, body, TIMEOUT)
+    refuse_auth(asked.url, path, response, asked.api_key)
+    return response
+
+
+def _unfit(asked: Asked, path: str, response: httpx.Response) -> UserError:
+    message = f"{asked.url}{path} answers {response.status_code}: {said(response)}"
+    return UserError("server-unfit", message, "mend what it says, or probe with a shorter answer")
 
 
 # ---- what each engine's answer tells
@@ -163,22 +191,6 @@ def read_generate(body: Mapping[str, Any], seconds: float, sent: Sequence[int]) 
     finish = (meta.get("finish_reason") or {}).get("type")
     output = tuple(body.get("output_ids") or ())
     return Answer(tuple(sent), output, body.get("text") or "", finish, seconds, **_meta_info(meta))
-
-
-def read_llamacpp(body: Mapping[str, Any], seconds: float, sent: Sequence[int]) -> Answer:
-    """llama.cpp's /completion. It tells no number of steps."""
-    timings = body.get("timings") or {}
-    finish = {"limit": "length", "eos": "stop", "word": "stop"}.get(body.get("stop_type", ""))
-    return Answer(
-        tuple(sent),
-        tuple(body.get("tokens") or ()),
-        body.get("content") or "",
-        finish,
-        seconds,
-        accepted=timings.get("draft_n_accepted"),
-        drafted=timings.get("draft_n"),
-        cached_tokens=timings.get("cache_n"),
-    )
 
 
 def _meta_info(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -128,9 +128,14 @@ def _release(engine: EngineName, info: Mapping[str, Any]) -> str | None:
         body = info.get("/server_info") or info.get("/get_server_info") or {}
         return _text(body.get("version"))
     if engine == "llama.cpp":  # b9235-abcdef
-        build = _text(info.get("/props", {}).get("build_info"))
-        return build.partition("-")[0] if build else None
+        found = re.match(r"b?(\d+)-", _text(info.get("/props", {}).get("build_info")) or "")
+        return llamacpp_build(found[1]) if found else None
     return _text(info.get("/version", {}).get("version"))
+
+
+def llamacpp_build(number: str) -> str | None:
+    """Builds count the commits. One from an archive or a shallow clone has the number 0 or 1, which says nothing."""
+    return number if int(number) > 1 else None
 
 
 def _text(value: Any) -> str | None:

@@ -4,8 +4,8 @@
 
     vLLM       as printed                      rates per position over drafts, counts of the interval
     SGLang     "accept len" as printed         no counts
-    llama.cpp  "mean len" as printed           counts of one request
-               "statistics" line               1 + accepted tokens / drafts, counts since the start
+    llama.cpp  "mean len" as printed           counts of one request; "draft acceptance" is accepted / drafted tokens
+               "statistics" line (-lv 4)       1 + accepted tokens / drafts, counts since the start, rates per position
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LLAMA = re.compile(
 )
 STATISTICS = re.compile(
     r"statistics\s+(\S+?):?\s.*#gen drafts\s*=\s*(\d+), #acc drafts\s*=\s*(\d+), #gen tokens\s*=\s*(\d+), "
-    r"#acc tokens\s*=\s*(\d+)"
+    r"#acc tokens\s*=\s*(\d+)(?:.*#acc rate/pos = \(([\d., ]*)\))?"
 )
 MEAN_UNIT, RATE_UNIT, PERCENT_UNIT, SPEED_UNIT = 0.005, 0.0005, 0.05, 0.005  # half of the last digit printed
 EPSILON = 1e-9
@@ -54,7 +54,8 @@ def spec_line(message: str, block_size: int | None = None) -> SpecLine | None:
         drafts, accepted_drafts, drafted, accepted = (int(found[n]) for n in (2, 3, 4, 5))
         wrong = accepted > drafted or accepted_drafts > drafts
         problems = ("more was accepted than drafted",) if wrong else ()
-        return SpecLine(message, 1 + accepted / drafts, accepted, drafted, (), problems)
+        rates = tuple(float(text) for text in (found[6] or "").split(",") if text.strip())
+        return SpecLine(message, 1 + accepted / drafts, accepted, drafted, rates, problems)
     return None
 
 
