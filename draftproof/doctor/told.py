@@ -40,6 +40,19 @@ def told_steps(answer: Answer) -> list[tuple[int, int]] | None:
     return steps[:-1] if at >= last and spare <= 1 else None
 
 
+def shown_steps(answer: Answer) -> list[int]:
+    """Accepted drafts of every step, as far as the text shows them; as told where steps and text do not fit."""
+    told = told_steps(answer)
+    if told is None or answer.per_step is None:
+        return list(answer.per_step or ())
+    last, at, steps = last_position(answer), first_anchor(answer), list[int]()
+    for accepted in answer.per_step:
+        if at < last:
+            steps.append(min(accepted, last - at))
+        at += accepted + 1
+    return steps
+
+
 def walked(at: Mapping[int, int], answer: Answer) -> list[int] | None:
     """Accepted drafts of the steps that a hypothesis would take along the text; None if it was not computed."""
     position, last, steps = first_anchor(answer), last_position(answer), list[int]()
@@ -58,15 +71,21 @@ def kind_of(answers: Sequence[Answer]) -> str:
 
 
 def observed_sums(answers: Sequence[Answer], sums: Sums | None = None) -> Sums:
-    """From the answers where they tell, else from the server's counters; zeros if nobody tells."""
-    steps = [a for answer in answers for a in answer.per_step or ()]
+    """From the answers where they tell, else from the server's counters; zeros if nobody tells. Drafts behind the last
+    token that was asked for are not counted: no hypothesis can predict them."""
+    steps = [a for answer in answers for a in shown_steps(answer)]
     if steps:
         reached = tuple(float(sum(a >= i for a in steps)) for i in range(1, max(steps) + 1))
         return Sums(len(steps), sum(steps), reached)
     told = [answer for answer in answers if answer.steps is not None]
     if not told:
         return sums or Sums(0, 0)
-    emitted = sum(len(answer.output_ids) - 1 for answer in told)
     total = sum(answer.steps or 0 for answer in told)
-    accepted = sum(answer.accepted or 0 for answer in told) if all(a.accepted is not None for a in told) else None
-    return Sums(total, emitted - total if accepted is None else accepted, sums.per_position if sums else ())
+    shown = sum(_shown_drafts(answer) for answer in told)
+    return Sums(total, shown, sums.per_position if sums else ())
+
+
+def _shown_drafts(answer: Answer) -> int:
+    """Accepted drafts among the tokens behind the first; where the last step was cut, it shows drafts alone."""
+    room = len(answer.output_ids) - 1 - (answer.steps or 0)
+    return room if answer.accepted is None else min(answer.accepted, room + 1)

@@ -169,5 +169,7 @@ def test_texts_of_profile(call: Call, tmp_path: Path, text: str | None, code: st
 def test_profile_of_a_pair_that_is_not_there(call: Call, tmp_path: Path) -> None:
     texts = tmp_path / "texts.json"
     texts.write_text('{"prompt_ids": [[1, 2]], "continuation_ids": [[3, 4]]}')
-    told = call("profile", tmp_path / "profile.json", "--texts", texts, "--target", tmp_path / "nowhere")
+    told = call(
+        "profile", tmp_path / "profile.json", "--texts", texts, "--target", tmp_path / "nowhere", "--drafter", tmp_path
+    )
     refused(told, "not-found", "nowhere")

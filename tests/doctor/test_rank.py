@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from draftproof.doctor.facts import Answer
 from draftproof.doctor.rank import HEALTHY, NONE, Prediction, hopeless, rank, silent_names
-from draftproof.doctor.told import Sums, kind_of, last_position, observed_sums, told_steps, walked
+from draftproof.doctor.told import Sums, kind_of, last_position, observed_sums, shown_steps, told_steps, walked
 
 DEPTH, PROMPT, LENGTH = 7, 5, 60
 Table = tuple[dict[int, int], ...]
@@ -177,6 +178,15 @@ def test_hopeless_ones_are_dropped_early_and_the_true_one_never() -> None:
         assert hopeless(answers(FAULTS[name]), first) == set(FAULTS) - {name}
     one = [Prediction(n, DEPTH, (*at[:1], *({},) * 9)) for n, at in FAULTS.items()]
     assert "one" not in hopeless(answers(FAULTS["one"]), one)
+
+
+def test_drafts_behind_a_cut_answer_are_not_observed() -> None:
+    """An engine counts what it accepted, the answer ends where it was told to: 4 tokens behind the first, 3 + 1 steps."""
+    cut = Answer((1, 2), (3, 4, 5, 6, 7, 8), "", "length", 0.0, per_step=(2, 5), steps=2, accepted=7)
+    assert shown_steps(cut) == [2, 2] and observed_sums([cut]) == Sums(2, 4, (2.0, 2.0))
+    assert observed_sums([replace(cut, per_step=None)]) == Sums(2, 4)
+    odd = replace(cut, per_step=(9, 9, 9))
+    assert shown_steps(odd) == [9, 9, 9]  # they do not fit the text, so nothing is cut
 
 
 def test_observed_sums() -> None:
