@@ -15,6 +15,7 @@ from draftproof.check.rules import Applied, apply_rules
 from draftproof.config.drafter import DrafterSpec
 from draftproof.config.engines import Engine, Rule
 from draftproof.config.finding import Finding, Severity, Verdict, error, note, warning
+from draftproof.config.mtp import check_mtp
 from draftproof.config.pair import check_pair
 from draftproof.config.published import Match, compare_published, find_matches
 from draftproof.config.target import TargetSpec
@@ -55,7 +56,7 @@ class Check:
 def read_pair(drafter: DrafterSpec | None, target: TargetSpec) -> Pair:
     """Every finding about the configs, errors first. Without a drafter the target's own MTP head drafts."""
     if drafter is None:
-        return Pair(None, target, (*target.findings, *_mtp(target)), None)
+        return Pair(None, target, (*target.findings, *check_mtp(target)), None)
     findings = [*drafter.findings, *target.findings]
     findings += check_pair(drafter, target, target_path=Path(target.path))
     findings += compare_published(drafter, target)
@@ -86,18 +87,6 @@ def check(
     findings += _unproved(links, deployment, applied)
     ranked = sorted(findings, key=lambda finding: list(Severity).index(finding.severity))
     return Check(deployment, pair, applied, layers, links, memory, tuple(ranked))
-
-
-def _mtp(target: TargetSpec) -> Iterator[Finding]:
-    if not target.mtp_layers:
-        yield error(
-            "mtp-absent",
-            "the target's config names no multi-token-prediction layer, so there is no head to draft with",
-            "at least 1",
-            0,
-            target.sources.get("mtp_layers", "config.json"),
-            "use a DFlash drafter, or a checkpoint that carries its MTP head",
-        )
 
 
 def _release(deployment: Deployment, applied: Applied) -> Iterator[Finding]:

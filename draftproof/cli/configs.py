@@ -27,8 +27,9 @@ from draftproof.errors import UserError
 
 @app.command()
 def inspect(
-    drafter: Annotated[str, typer.Argument(help="drafter: embedded name, folder, config.json or hub id")],
+    drafter: Annotated[str | None, typer.Argument(help="drafter: embedded name, folder, config.json or hub id")] = None,
     target: Annotated[str | None, typer.Option("--target", help="check the pair, too")] = None,
+    method: Annotated[str, typer.Option(help="dflash, or mtp: the target drafts with its own head")] = "dflash",
     as_json: Json = False,
 ) -> None:
     """What a drafter's config demands, where each value comes from, and what is wrong with it. Needs no weights."""
@@ -37,11 +38,22 @@ def inspect(
     from rich.console import Console
 
     from draftproof.config.report import inspect as inspect_configs
-    from draftproof.config.report import render
+    from draftproof.config.report import inspect_mtp, render
+    from draftproof.models.checkpoint import check_weights
     from draftproof.models.hub import resolve_drafter, resolve_target
 
-    where = drafter if Path(drafter).is_file() else resolve_drafter(drafter)
-    inspection = inspect_configs(where, resolve_target(target) if target else None)
+    if method not in ("dflash", "mtp"):
+        raise UserError("bad-option", f"method {method!r} is not known", "use dflash or mtp")
+    if method == "mtp":
+        if drafter or not target:
+            raise UserError("bad-option", "--method mtp looks at a target alone", "give --target, and no drafter")
+        folder = resolve_target(target)
+        inspection = inspect_mtp(folder, check_weights(folder) if any(folder.glob("*.safetensors")) else None)
+    elif drafter is None:
+        raise UserError("bad-option", "no drafter was named", "draftproof inspect DRAFTER [--target T]")
+    else:
+        where = drafter if Path(drafter).is_file() else resolve_drafter(drafter)
+        inspection = inspect_configs(where, resolve_target(target) if target else None)
     if as_json:
         print(json.dumps(inspection.as_dict(), indent=2))
     else:

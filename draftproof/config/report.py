@@ -4,7 +4,7 @@ JSON."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from draftproof.config.drafter import DrafterSpec, LayerSpec, read_drafter
 from draftproof.config.finding import Finding, Severity, Verdict
+from draftproof.config.mtp import Headers, check_mtp
 from draftproof.config.pair import check_drafter, check_pair
 from draftproof.config.published import compare_published, pattern
 from draftproof.config.target import TargetSpec, read_target
@@ -31,7 +32,7 @@ class Inspection:
     """`findings` are sorted, errors first. `exit_code`: 1 when an error-level finding refutes the config,
     else 0."""
 
-    drafter: DrafterSpec
+    drafter: DrafterSpec | None
     target: TargetSpec | None
     findings: tuple[Finding, ...]
 
@@ -43,7 +44,7 @@ class Inspection:
         """JSON-ready. `schema` changes when a key changes its meaning or goes away."""
         return {
             "schema": SCHEMA,
-            "drafter": _spec(self.drafter) | {"missing_parts": self.drafter.missing_parts()},
+            "drafter": self.drafter and _spec(self.drafter) | {"missing_parts": self.drafter.missing_parts()},
             "target": None if self.target is None else _spec(self.target),
             "findings": [finding.as_dict() for finding in self.findings],
             "counts": {severity.value: n for severity, n in _counts(self.findings).items()},
@@ -61,16 +62,26 @@ def inspect(drafter_path: str | Path, target_path: str | Path | None = None) -> 
     else:
         findings += [*target.findings, *check_pair(drafter, target, target_path=Path(target.path))]
     findings += compare_published(drafter, target)
-    ranked = sorted(findings, key=lambda finding: ORDER.index(finding.severity))
-    return Inspection(drafter, target, tuple(ranked))
+    return Inspection(drafter, target, _ranked(findings))
+
+
+def inspect_mtp(target_path: str | Path, headers: Headers | None) -> Inspection:
+    """A target that drafts with its own head. `headers`: its tensors' dtypes and shapes, None where nobody has them."""
+    target = read_target(target_path)
+    return Inspection(None, target, _ranked([*target.findings, *check_mtp(target, headers)]))
+
+
+def _ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: ORDER.index(finding.severity)))
 
 
 def render(inspection: Inspection, console: Console) -> None:
     """Values with their sources, one line a run of equal layers, then the findings."""
     drafter, target = inspection.drafter, inspection.target
-    console.print(Text(f"drafter {plain(drafter.path)}", style="bold"))
-    console.print(_value_table(drafter))
-    console.print(_layer_table(drafter.layers))
+    if drafter is not None:
+        console.print(Text(f"drafter {plain(drafter.path)}", style="bold"))
+        console.print(_value_table(drafter))
+        console.print(_layer_table(drafter.layers))
     if target is not None:
         console.print(Text(f"target {plain(target.path)}", style="bold"))
         console.print(_value_table(target))

@@ -161,7 +161,7 @@ class Target:
         ours = self.forward(tokens, plan, rows=SELF_CHECK_ROWS // 2).logits.double()
         self.model.set_attn_implementation("sdpa")
         try:
-            with torch.no_grad(), released(self.deltas):
+            with torch.no_grad(), released(self.deltas), quiet():
                 theirs = self.model(
                     input_ids=tokens, use_cache=False, logits_to_keep=SELF_CHECK_ROWS // 2
                 ).logits.double()
@@ -180,7 +180,7 @@ class Target:
         for layer, driver in self.deltas.items():
             with torch.no_grad():
                 ours = driver.module(hidden, draftproof=plan)
-                with released({layer: driver}):
+                with released({layer: driver}), quiet():
                     theirs = driver.module(hidden)
             self._require_close(f"layer {layer}", "value", ours.double(), theirs.double())
 
@@ -194,6 +194,19 @@ class Target:
                 f"{self.spec.model_type}: {what}: {error:.2e} of the largest {of} off the model's own",
                 "this model type needs a feature that is not implemented; please report it with its config.json",
             )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers warns of slow paths that are taken here once, for the comparison."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def causal_plan(cache: Cache, slots: Any, rows: int, reach: int) -> Plan:

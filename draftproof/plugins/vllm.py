@@ -99,6 +99,13 @@ def _after(owner: Any, name: str, look: Callable[[Any], None]) -> None:
     setattr(owner, name, method)
 
 
+def _uncover(owner: Any, name: str) -> None:
+    """The class's method again. Not through `__dict__`: CPython builds one when asked, and reads the object's other
+    attributes the slower way ever after."""
+    with contextlib.suppress(AttributeError):
+        delattr(owner, name)
+
+
 def need(owner: Any, name: str, *parameters: str) -> Any:
     """An attribute that must be there and, if it is called, takes these parameters."""
     where = getattr(owner, "__name__", type(owner).__name__)
@@ -172,7 +179,7 @@ def _hook_loading(seen: Inside, wrapper: Any) -> None:
 
     @functools.wraps(original)
     def load_model(*args: Any, **kwargs: Any) -> Any:
-        runner.__dict__.pop("load_model", None)
+        _uncover(runner, "load_model")
         loaded: dict[int, Loaded] = {}
         restore = seen.guard("weight loader", lambda: _hook_loader(seen, loaded))
         try:
@@ -422,7 +429,7 @@ def _hook_calls(seen: Inside, runner: Any) -> None:
         impl = need(layer, "impl")
         original = need(impl, "forward", "attn_metadata")
         seen.calls[name] = []
-        seen.unhook.append(lambda impl=impl: impl.__dict__.pop("forward", None))  # type: ignore[misc]
+        seen.unhook.append(functools.partial(_uncover, impl, "forward"))
         impl.forward = _watched(seen, name, impl, original)
 
 
@@ -464,7 +471,7 @@ def _look(seen: Inside, name: str, impl: Any, metadata: Any) -> None:
     if len({(one["causal"], one["window"]) for one in seen.calls[name][-2:]}) > 1:
         seen.errors.append(f"attention call of {name}: not the same each time")
     if len(seen.calls[name]) >= ENOUGH:
-        impl.__dict__.pop("forward", None)
+        _uncover(impl, "forward")
     least = min(len(calls) for calls in seen.calls.values())
     if least != seen.told_calls and least in (1, ENOUGH):
         seen.told_calls = least

@@ -181,7 +181,7 @@ def test_hopeless_ones_are_dropped_early_and_the_true_one_never() -> None:
 
 
 def test_drafts_behind_a_cut_answer_are_not_observed() -> None:
-    """An engine counts what it accepted, the answer ends where it was told to: 4 tokens behind the first, 3 + 1 steps."""
+    """An engine counts what it accepted, the answer ends where it was told to: 5 tokens behind the first, 2 steps."""
     cut = Answer((1, 2), (3, 4, 5, 6, 7, 8), "", "length", 0.0, per_step=(2, 5), steps=2, accepted=7)
     assert shown_steps(cut) == [2, 2] and observed_sums([cut]) == Sums(2, 4, (2.0, 2.0))
     assert observed_sums([replace(cut, per_step=None)]) == Sums(2, 4)
