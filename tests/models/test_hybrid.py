@@ -7,6 +7,7 @@ modules of transformers compute in float32 inside and are compared one by one, i
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor
 
 from draftproof.models import gdn
@@ -203,3 +205,24 @@ def test_a_module_equals_its_own_forward_in_float32(kind: str, rows: int) -> Non
             with released(owner.deltas):
                 theirs = driver.module(hidden)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+def test_the_text_part_of_a_multimodal_checkpoint(kind: str, tmp_path: Path) -> None:
+    """Published checkpoints wrap the language model beside a vision tower, which is not loaded."""
+    import transformers as hf
+
+    text = tiny.target_config(kind)
+    name = "Qwen3_5Moe" if kind.endswith("moe") else "Qwen3_5"
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": tiny.HIDDEN}
+    torch.manual_seed(3)
+    config = getattr(hf, f"{name}Config")(text_config=text.to_dict(), vision_config=vision)
+    whole = getattr(hf, f"{name}ForConditionalGeneration")(config).eval()
+    whole.save_pretrained(tmp_path)
+    assert any(".visual." in key for key in load_file(tmp_path / "model.safetensors"))
+    owner = Target.load(tmp_path, dtype=torch.float32)
+    assert not [key for key, _ in owner.model.named_parameters() if "visual" in key] and len(owner.deltas) == 5
+    tokens = ids(1, 20, 4)
+    with torch.no_grad():
+        theirs = whole(input_ids=tokens, use_cache=False).logits[0, -1]
+    torch.testing.assert_close(fresh(owner, tokens[0].tolist()), theirs, rtol=0, atol=1e-4)
