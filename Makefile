@@ -56,6 +56,10 @@ demo-doctor: $(READY) vllm-kit
 fault-table: $(READY) vllm-kit
 	DRAFTPROOF_FULL=1 DRAFTPROOF_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m pytest -s -m vllm tests/vllm/test_doctor.py -k numbers_alone
 
+# What the plugin of `launch vllm --prove` costs in tokens/s: some minutes, on a quiet machine.
+plugin-cost: $(READY) vllm-kit
+	DRAFTPROOF_VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m tests.vllm.plugin_cost
+
 # On a machine with a GPU.
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -rs -m gpu
