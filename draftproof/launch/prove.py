@@ -38,7 +38,7 @@ def with_prove(plan: Plan, release: str | None, *, bisect: bool = False) -> Plan
     if release is not None and covers(METRICS_SINCE, release) and not _has(argv, METRICS):
         argv = (*argv, METRICS, "detailed")
         why += (Reason(METRICS, "detailed", "each answer tells how many drafts each of its steps accepted"),)
-    return replace(plan, argv=argv, env=env, files={**plan.files, **_files()}, why=(*plan.why, *why))
+    return replace(plan, argv=argv, env=env, files={**plan.files, **plugin_files()}, why=(*plan.why, *why))
 
 
 def refuse_other_engines(engine: str) -> None:
@@ -46,7 +46,8 @@ def refuse_other_engines(engine: str) -> None:
         raise UserError("bad-option", f"--prove is for vLLM; {engine} has no plugins that could tell", "leave it out")
 
 
-def _files() -> dict[str, bytes]:
+def plugin_files() -> dict[str, bytes]:
+    """What is laid beside vLLM: path in the launch folder -> content."""
     plugins = files("draftproof") / "plugins"
     return {
         f"{WHERE}/{NAME}.py": (plugins / "vllm.py").read_bytes(),

@@ -1,8 +1,8 @@
 """What `launch vllm --prove` costs (`make plugin-cost`): two engines in one process, one made with the plugin.
 
-Rounds alternate (ABBA), so that whatever slows the machine slows both; separate processes differ by 15 % with equal work,
-far more than what is measured. Prints the ratio of tokens/s, with the plugin over without, and its 95 % interval for both
-orders of making the engines, and a control without the plugin. Runs itself again in vLLM's own Python.
+Rounds alternate (ABBA), so that whatever slows the machine slows both: separate processes differ by 15 % with equal
+work, far more than what is measured. Prints, for both orders of making the engines and for a control without plugin,
+tokens/s of the second engine over the first one's with its 95 % interval. Runs itself again in vLLM's own Python.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         make_pair(folder, "full")
-        for name, content in prove._files().items():
+        for name, content in prove.plugin_files().items():
             if name.endswith(".py"):
                 (folder / Path(name).name).write_bytes(content)
         env = os.environ | COMMON | RUNNER["v1"] | {"PYTHONPATH": scratch, "VLLM_USE_V2_MODEL_RUNNER": "0"}
