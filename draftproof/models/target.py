@@ -169,9 +169,19 @@ class Target:
             self.model.set_attn_implementation(attention.NAME)
         # Rounding grows through recurrent layers, so in 16 bits their sharp check is module by module.
         loose = self.deltas and self.dtype in (torch.bfloat16, torch.float16)
-        self._require_close("our layers", "logit", ours, theirs, 0.25 if loose else None)
+        limit = 0.25 if loose else None
+        self._require_close("our layers", "logit", ours, theirs, limit)
+        self._require_close("the text in two parts", "logit", self._in_parts(tokens), theirs, limit)
         if self.deltas:
             self._check_modules(causal_plan(cache, slice(0, 1), rows, rows), rows)
+
+    def _in_parts(self, tokens: Tensor) -> Tensor:
+        """The last logits again, behind a first part that is committed: what a layer keeps must be in our cache."""
+        rows, last = tokens.shape[1], SELF_CHECK_ROWS // 2
+        cache = self.new_cache(slots=1, capacity=rows, chunk=rows)
+        self.forward(tokens[:, :-last], causal_plan(cache, slice(0, 1), rows - last, rows), rows=1)
+        cache.commit(slice(0, 1), torch.tensor([rows - last], device=self.device))
+        return self.forward(tokens[:, -last:], causal_plan(cache, slice(0, 1), last, rows)).logits.double()
 
     def _check_modules(self, plan: Plan, rows: int) -> None:
         """Every recurrent module on random rows, against its own forward."""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
+from draftproof.errors import UserError
 from draftproof.models import gdn
 from draftproof.models.cache import Cache
 from draftproof.models.deltanet import released
@@ -226,3 +227,21 @@ def test_the_text_part_of_a_multimodal_checkpoint(kind: str, tmp_path: Path) -> 
     with torch.no_grad():
         theirs = whole(input_ids=tokens, use_cache=False).logits[0, -1]
     torch.testing.assert_close(fresh(owner, tokens[0].tolist()), theirs, rtol=0, atol=1e-4)
+
+
+def test_a_layer_that_keeps_something_of_its_own_is_refused() -> None:
+    """A module that remembers tokens outside our cache equals its own forward in one pass, and drifts in the next."""
+    owner = tiny.target("qwen3_5", torch.float32)
+    embed = owner.embedding.forward
+
+    def with_the_token_before(tokens: Tensor) -> Tensor:
+        before = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, :-1]], dim=1)
+        return embed(tokens) + 0.5 * embed(before)
+
+    owner.self_check()
+    owner.embedding.forward = with_the_token_before
+    try:
+        with pytest.raises(UserError, match="the text in two parts"):
+            owner.self_check()
+    finally:
+        del owner.embedding.forward

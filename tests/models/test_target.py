@@ -295,8 +295,9 @@ def test_self_check_refuses_an_attention_that_differs(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("by", [None, 1, -1])
 def test_self_check_is_longer_than_the_window(by: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = tiny.target("qwen2")
     shift_window(by, monkeypatch)
-    refused("target-mismatch", "qwen2", tiny.target("qwen2").self_check)
+    refused("target-mismatch", "qwen2", owner.self_check)
 
 
 def test_self_check_refuses_nan(monkeypatch: pytest.MonkeyPatch) -> None:
