@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -192,3 +193,9 @@ def test_help_is_quick_and_bad_input_is_one_message() -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith("draftproof: [bad-option]") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["demo_doctor", "plugin_cost", "faults"])
+def test_what_make_runs_by_hand_can_be_imported(name: str) -> None:
+    """Targets that no test runs must not rot when a name moves."""
+    importlib.import_module(f"tests.vllm.{name}")

@@ -22,8 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
-from draftproof.cli.app import DRAFTER, TARGET
-from draftproof.cli.doctor import WIDE
+from draftproof.cli.app import DRAFTER, TARGET, WIDE
 from draftproof.doctor.report import render
 from draftproof.doctor.session import DoctorAsk, examine
 from draftproof.launch.machine import Local
