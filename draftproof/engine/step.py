@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from draftproof.models.cache import Cache, Slots
+from draftproof.models.cache import Cache, Slots, take_rows
 from draftproof.models.dflash import DraftDist
 from draftproof.models.target import Tap, Target
 from draftproof.spec.accept import Accepted, walk
@@ -57,7 +57,7 @@ def step(batch: Batch, target: Target, cache: Cache, drafter: Drafter | None) ->
     cache.commit(batch.slots, taken.counts, path)
     if drafter:
         assert out.features is not None
-        features = out.features if path is None else _rows(out.features, path)
+        features = out.features if path is None else take_rows(out.features, path)
         drafter.extend(batch.slots, features, taken.counts, reach)
     advance(batch, taken)
     return taken
@@ -82,7 +82,3 @@ def advance(batch: Batch, taken: Accepted) -> None:
         kept = torch.arange(taken.tokens.shape[1], device=seen.device) < taken.counts[:, None]
         # Tokens past the count point at the anchor, which is marked anyway.
         seen.scatter_(1, torch.where(kept, taken.tokens, batch.anchors[:, None]), True)
-
-
-def _rows(features: Tensor, path: Tensor) -> Tensor:
-    return features.gather(1, path[:, :, None].expand(-1, -1, features.shape[-1]))

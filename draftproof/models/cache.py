@@ -219,5 +219,10 @@ class Plan:
         return mask[:, None]
 
 
+def take_rows(rows: Tensor, index: Tensor) -> Tensor:
+    """rows [R, N, H] at index [R, K] -> [R, K, H]."""
+    return rows.gather(1, index[:, :, None].expand(-1, -1, rows.shape[-1]))
+
+
 def round_up(value: int, step: int) -> int:
     return -(-value // step) * step

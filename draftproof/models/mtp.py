@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from draftproof.models.cache import Cache, LayerShape, Slots
+from draftproof.models.cache import Cache, LayerShape, Slots, take_rows
 from draftproof.models.dflash import DraftDist
 from draftproof.models.target import EMBEDDING, FINAL, Target, causal_plan, decoder_of
 
@@ -72,8 +72,8 @@ class Lane:
         begun, some = self.held[slots].clone(), counts > 0
         shifted = torch.cat([self.pending[slots][:, None], stream], dim=1)
         row = torch.arange(stream.shape[1], device=stream.device) + (~begun)[:, None]
-        joined = _rows(shifted, row)
-        last = _rows(stream, (counts - 1).clamp(min=0)[:, None])[:, 0]
+        joined = take_rows(shifted, row)
+        last = take_rows(stream, (counts - 1).clamp(min=0)[:, None])[:, 0]
         self.pending[slots] = torch.where(some[:, None], last, self.pending[slots])
         self.held[slots] = begun | some
         return joined, row.clamp(max=stream.shape[1] - 1), counts - (some & ~begun).long()
@@ -121,7 +121,7 @@ class MTPDrafter:
         tokens, stream = features.chunk(2, dim=-1)
         for step, lane in enumerate(self.lanes):
             stream, met, counts = lane.join(slots, stream, counts)
-            tokens = _rows(tokens, met)
+            tokens = take_rows(tokens, met)
             stream = self._run(lane, slots, step, tokens, stream, reach)
             lane.cache.commit(slots, counts)
 
@@ -173,8 +173,3 @@ class MTPDrafter:
         plan = causal_plan(lane.cache, slots, stream.shape[1], reach)
         rope = self.target.rope(plan.positions + layer)
         return self.model(tokens, stream, rope, layer, draftproof=plan)
-
-
-def _rows(rows: Tensor, index: Tensor) -> Tensor:
-    """rows [R, N, H] at index [R, K] -> [R, K, H]."""
-    return rows.gather(1, index[:, :, None].expand(-1, -1, rows.shape[-1]))
