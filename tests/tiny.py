@@ -231,7 +231,7 @@ class KnowingDrafter:
     def extend(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None:
         self.lengths[slots] += counts
 
-    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1) -> DraftDist:
+    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Any = None) -> DraftDist:
         rows = range(len(self.texts))[slots] if isinstance(slots, slice) else slots.tolist()
         ids = torch.zeros(len(anchors), self.depth, width, dtype=torch.long)
         for i, row in enumerate(rows):

@@ -12,8 +12,8 @@ from draftproof.bench.workloads import load_workload
 from draftproof.engine.acceptance import Acceptance
 
 if TYPE_CHECKING:
+    from draftproof.engine.batch import Drafter
     from draftproof.engine.pair import Pair
-    from draftproof.engine.step import Drafter
 
 SETS = (("mtbench", 80), ("humaneval", 80), ("gsm8k", 100))
 TEMPERATURES = (0.0, 0.7)

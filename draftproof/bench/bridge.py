@@ -12,19 +12,22 @@ from draftproof.errors import UserError
 
 if TYPE_CHECKING:
     from draftproof.engine.acceptance import Acceptance
+    from draftproof.engine.batch import Drafter
     from draftproof.engine.pair import Pair
+    from draftproof.engine.propose import Speculation
     from draftproof.engine.replay import Text
-    from draftproof.engine.step import Drafter
     from draftproof.models.dflash import DFlashDrafter
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One generation: token ids, wall seconds of prefill and decoding together, steps after the prefill."""
+    """One generation: token ids, wall seconds of prefill and decoding together, steps after the prefill, drafted tokens
+    that they verified."""
 
     ids: list[int]
     seconds: float
     steps: int
+    nodes: int = 0
 
 
 def encode(pair: Pair, prompt: Prompt) -> list[int]:
@@ -67,31 +70,41 @@ def replay_texts(pair: Pair, drafters: Sequence[Drafter], texts: Sequence[Text])
     return [replay(pair.target, drafter, texts) for drafter in drafters]
 
 
-def runners(
-    pair: Pair, temperature: float, max_tokens: int, context: int
-) -> dict[str, Callable[[list[int], int], Timed]]:
-    """Three ways to answer a prompt: this engine with the drafter, this engine plain, transformers' own generate."""
+Runner = Callable[[list[int], int], Timed]  # (prompt ids, seed) -> the answer
+
+
+def runner(
+    pair: Pair, drafter: Any, how: Speculation | None, temperature: float, max_tokens: int, context: int
+) -> Runner:
+    """This engine with `drafter` (None: plain decoding), warm from prompt to prompt."""
+    from draftproof.engine.calibrate import auto_for
     from draftproof.engine.engine import Engine
     from draftproof.engine.request import Request, SamplingParams
 
     stops = pair.stop_ids
-    engines = {
-        "dflash": Engine(pair.target, pair.drafter, context=context),
-        "none": Engine(pair.target, context=context),
-    }
+    auto = None
+    if drafter and how and how.budget == "auto":
+        auto = auto_for(pair.target, drafter, how, context=context, sampled=temperature > 0)
+    engine = Engine(pair.target, drafter, context=context, how=how, auto=auto)
 
-    def ours(engine: Engine) -> Callable[[list[int], int], Timed]:
-        def run(ids: list[int], seed: int) -> Timed:
-            sampling = SamplingParams(temperature=temperature, seed=seed)
-            out: list[int] = []
-            begun, steps = time.perf_counter(), 0
-            for result in engine.generate([Request(ids, max_tokens, sampling, stops)]):
-                out += result.tokens
-                steps += not result.prefill
-            return Timed(out, time.perf_counter() - begun, steps)
+    def run(ids: list[int], seed: int) -> Timed:
+        sampling = SamplingParams(temperature=temperature, seed=seed)
+        out: list[int] = []
+        begun, steps, nodes = time.perf_counter(), 0, 0
+        for result in engine.generate([Request(ids, max_tokens, sampling, stops)]):
+            out += result.tokens
+            steps += not result.prefill
+            nodes += result.nodes
+        return Timed(out, time.perf_counter() - begun, steps, nodes)
 
-        return run
+    return run
 
+
+def runners(
+    pair: Pair, temperature: float, max_tokens: int, context: int, how: Speculation | None = None
+) -> dict[str, Runner]:
+    """Three ways to answer a prompt: this engine with the drafter, this engine plain, transformers' own generate."""
+    stops = pair.stop_ids
     plain = plain_model(pair)
 
     def theirs(ids: list[int], seed: int) -> Timed:
@@ -107,7 +120,11 @@ def runners(
         )[0, len(ids) :].tolist()
         return Timed(out, time.perf_counter() - begun, len(out))
 
-    return {**{name: ours(engine) for name, engine in engines.items()}, "transformers": theirs}
+    return {
+        "drafted": runner(pair, pair.drafter, how, temperature, max_tokens, context),
+        "none": runner(pair, None, None, temperature, max_tokens, context),
+        "transformers": theirs,
+    }
 
 
 def generation_config(temperature: float, max_tokens: int, stops: tuple[int, ...]) -> Any:

@@ -14,6 +14,7 @@ from draftproof.bench import bridge
 
 if TYPE_CHECKING:
     from draftproof.engine.pair import Pair
+    from draftproof.engine.propose import Speculation
 
 TIE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 0.25, "float16": 0.05}
 
@@ -32,16 +33,21 @@ class Comparison:
 
 
 def compare(
-    pair: Pair, prompts: Sequence[tuple[str, list[int]]], temperatures: Sequence[float], max_tokens: int, seed: int
+    pair: Pair,
+    prompts: Sequence[tuple[str, list[int]]],
+    temperatures: Sequence[float],
+    max_tokens: int,
+    seed: int,
+    how: Speculation | None = None,
 ) -> list[Comparison]:
     """transformers draws its noise another way, so it is compared at temperature 0 only."""
     context = max(len(ids) for _, ids in prompts) + max_tokens
     results = []
     for temperature in temperatures:
-        run = bridge.runners(pair, temperature, max_tokens, context)
+        run = bridge.runners(pair, temperature, max_tokens, context, how)
         for name, ids in prompts:
             plain = run["none"](ids, seed).ids
-            others = {"with drafter / without": run["dflash"](ids, seed).ids}
+            others = {"with drafter / without": run["drafted"](ids, seed).ids}
             if temperature == 0:
                 others["without / transformers generate"] = run["transformers"](ids, seed).ids
             for ways, other in others.items():

@@ -74,7 +74,7 @@ def _speed_table(speed: dict[str, Any]) -> Table:
             str(s["prompts"]),
             str(s["looped_excluded"]),
             f"{s['tau']:.2f}",
-            *(f"{rates[m]:.1f}" for m in ("dflash", "none", "transformers")),
+            *(f"{rates[m]:.1f}" for m in ("drafted", "none", "transformers")),
             *("{:.2f} ({:.2f}-{:.2f})".format(*s[key]) for key in ("over_none", "over_transformers")),
         )
     return table

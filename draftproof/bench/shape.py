@@ -19,8 +19,8 @@ from draftproof.bench.machine import provenance
 from draftproof.errors import UserError
 
 if TYPE_CHECKING:
+    from draftproof.engine.batch import Batch
     from draftproof.engine.engine import Engine
-    from draftproof.engine.step import Batch
     from draftproof.models.dflash import DFlashDrafter
     from draftproof.models.target import Target
 
@@ -170,7 +170,7 @@ def round_parts(engine: Engine, batch: Batch, context: int, rows: int) -> list[P
         if drafter is not None and drafter.cache is not None:
             drafter.cache.lengths.copy_(length)
         batch.budget.fill_(ROOM)
-        step(batch, target, cache, drafter)
+        step(batch, target, cache, engine.proposer)
 
     moved = step_bytes(target, context)
     drafting = 0 if drafter is None else draft_bytes(cast(Any, drafter), target, context)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from draftproof.engine.pair import Pair
 
 LOOP = 0.5  # a text with more than this share of repeated 4-grams is a loop
-METHODS = ("dflash", "none", "transformers")
+METHODS = ("drafted", "none", "transformers")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def measure(
                 prompt.id,
                 {m: len(t.ids) for m, t in done.items()},
                 {m: t.seconds for m, t in done.items()},
-                done["dflash"].steps,
+                done["drafted"].steps,
                 repeated_4grams(done["none"].ids) > LOOP,
             )
         )
@@ -90,10 +90,10 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
         "looped_excluded": len(samples) - len(kept),
         "loop_rule": f"more than {LOOP} of the plain answer's 4-grams occurred before",
         "tokens_per_second": {m: sum(s.tokens[m] for s in kept) / sum(s.seconds[m] for s in kept) for m in METHODS},
-        "over_none": ratio(kept, "dflash", "none"),
-        "over_transformers": ratio(kept, "dflash", "transformers"),
+        "over_none": ratio(kept, "drafted", "none"),
+        "over_transformers": ratio(kept, "drafted", "transformers"),
         "none_over_transformers": ratio(kept, "none", "transformers"),
-        "tau": (sum(s.tokens["dflash"] for s in kept) - len(kept)) / steps if steps else math.nan,
+        "tau": (sum(s.tokens["drafted"] for s in kept) - len(kept)) / steps if steps else math.nan,
         "samples": [asdict(s) for s in samples],
     }
 

@@ -11,6 +11,8 @@ from draftproof.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from draftproof.engine.propose import Drafting, Speculation
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
 TargetName = Annotated[str, typer.Option("--target", help="target: embedded name, folder or hub id")]
@@ -18,7 +20,19 @@ DrafterName = Annotated[
     str | None,
     typer.Option("--drafter", help="drafter: embedded name, folder or hub id (default: the embedded target's)"),
 ]
-Method = Annotated[str, typer.Option(help="dflash, mtp (the target's own head), or none for plain decoding")]
+Method = Annotated[
+    str, typer.Option(help="dflash (a chain), ddtree (a tree), mtp (the target's own head), or none for plain decoding")
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(help="ddtree: nodes a round; auto (measured), none, chain, or a number"),
+]
+BuilderName = Annotated[
+    str | None, typer.Option("--builder", help="ddtree: spine-first (default), best-first or siblings")
+]
+NoNoise = Annotated[
+    bool, typer.Option("--no-noise-aware", help="rank drafts by probability alone when sampling, not with the noise")
+]
 Drafts = Annotated[
     int | None, typer.Option("--num-speculative-tokens", "-k", min=1, help="mtp: drafts a step (default 2)")
 ]
@@ -44,20 +58,62 @@ def table_console() -> Console:
     return console if console.is_terminal else Console(width=WIDE)
 
 
-def drafting(target: str, drafter: str | None, method: str, drafts: int | None) -> tuple[str | None, int]:
+METHODS = ("dflash", "ddtree", "mtp", "none")
+
+
+def drafting(
+    target: str,
+    drafter: str | None,
+    method: str,
+    drafts: int | None,
+    *,
+    budget: str | None = None,
+    builder: str | None = None,
+    no_noise: bool = False,
+    default_budget: str = "auto",
+) -> Drafting:
+    """The options of one command, checked against each other. default_budget: of `--method ddtree`."""
+    from draftproof.engine.propose import Drafting
+
+    name, mtp = which_drafter(target, drafter, method, drafts)
+    return Drafting(name, mtp, speculation(method, budget, builder, no_noise, default_budget))
+
+
+def which_drafter(target: str, drafter: str | None, method: str, drafts: int | None) -> tuple[str | None, int]:
     """(drafter, drafts of the target's own head): one of them, or neither for plain decoding."""
-    if method not in ("dflash", "mtp", "none"):
-        raise UserError("bad-option", f"method {method!r} is not known", "use --method dflash, mtp or none")
-    if method != "dflash" and drafter:
+    if method not in METHODS:
+        raise UserError("bad-option", f"method {method!r} is not known", f"use --method {', '.join(METHODS)}")
+    by_drafter = method in ("dflash", "ddtree")
+    if drafter and not by_drafter:
         raise UserError(
             "bad-option", f"--method {method} uses no drafter", "leave --drafter out, or use --method dflash"
         )
     if method != "mtp" and drafts:
-        fix = "leave -k out: a DFlash drafter's block size decides" if method == "dflash" else "leave -k out"
+        fix = "leave -k out: a DFlash drafter's block size decides" if by_drafter else "leave -k out"
         raise UserError("bad-option", f"-k means nothing for --method {method}", fix)
-    if method == "dflash" and drafter is None and target not in OWN_DRAFTERS:
+    if by_drafter and drafter is None and target not in OWN_DRAFTERS:
         raise UserError(
             "bad-option", f"no drafter is known for {target}", "name one with --drafter, or use --method mtp"
         )
-    own = OWN_DRAFTERS.get(target) if method == "dflash" else None
+    own = OWN_DRAFTERS.get(target) if by_drafter else None
     return drafter or own, (drafts or MTP_DRAFTS) if method == "mtp" else 0
+
+
+def speculation(
+    method: str, budget: str | None, builder: str | None, no_noise: bool, default_budget: str
+) -> Speculation:
+    from draftproof.engine.propose import Speculation
+    from draftproof.spec.budget import parse_budget
+    from draftproof.spec.builders import BUILDERS
+
+    if method != "ddtree":
+        for option, value in (("--budget", budget), ("--builder", builder)):
+            if value is not None:
+                raise UserError("bad-option", f"{option} means nothing for --method {method}", "use --method ddtree")
+        if method == "none" and no_noise:
+            raise UserError("bad-option", "--no-noise-aware means nothing for --method none", "leave it out")
+        return Speculation(noise_aware=not no_noise)
+    if builder is not None and builder not in BUILDERS:
+        raise UserError("bad-option", f"builder {builder!r} is not known", f"use {', '.join(BUILDERS)}")
+    chosen = BUILDERS[builder or "spine-first"]
+    return Speculation(parse_budget(default_budget if budget is None else budget), chosen, noise_aware=not no_noise)

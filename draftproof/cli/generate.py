@@ -10,18 +10,23 @@ import typer
 
 from draftproof.cli.app import (
     TARGET,
+    Budget,
+    BuilderName,
     Device,
     DrafterName,
     Drafts,
     Dtype,
     Json,
     Method,
+    NoNoise,
     TargetName,
     app,
     drafting,
 )
 from draftproof.cli.shape import bench_shape
 from draftproof.errors import UserError
+
+LOSSLESS_BUDGET = 32  # a measured budget may choose plain decoding, which would prove nothing
 
 
 @app.command()
@@ -31,6 +36,9 @@ def run(
     drafter: DrafterName = None,
     method: Method = "dflash",
     drafts: Drafts = None,
+    budget: Budget = None,
+    builder: BuilderName = None,
+    no_noise_aware: NoNoise = False,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     top_p: Annotated[float, typer.Option(help="nucleus, 1 switches it off")] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 switches it off")] = 0,
@@ -42,6 +50,9 @@ def run(
     raw: Annotated[bool, typer.Option(help="no chat template: continue the prompt as it stands")] = False,
     compare: Annotated[bool, typer.Option(help="answer again without the drafter and compare")] = False,
     stats: Annotated[bool, typer.Option(help="print acceptance and speed (default on a terminal)")] = False,
+    show_tree: Annotated[
+        int, typer.Option(min=0, help="draw the draft trees of the first N steps, with the accepted path")
+    ] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
     as_json: Json = False,
@@ -50,14 +61,16 @@ def run(
     from draftproof.engine.request import SamplingParams
     from draftproof.engine.session import Ask, answer
 
-    drafter, mtp = drafting(target, drafter, method, drafts)
+    asked = drafting(target, drafter, method, drafts, budget=budget, builder=builder, no_noise=no_noise_aware)
+    if show_tree and method == "none":
+        raise UserError("bad-option", "--show-tree with --method none has nothing to draw", "use ddtree, dflash or mtp")
     if compare and method == "none":
         raise UserError("bad-option", "--compare with --method none has nothing to compare", "use dflash or mtp")
     if prompt is None and sys.stdin.isatty():
         raise UserError("prompt-empty", "no prompt was given", 'draftproof run "..." or pipe it into stdin')
     words = sys.stdin.read() if prompt is None else prompt
     sampling = SamplingParams(temperature, top_p, top_k, min_p, repetition_penalty, seed)
-    ask = Ask(words, target, drafter, sampling, max_tokens, tuple(stop or ()), raw, mtp)
+    ask = Ask(words, target, asked, sampling, max_tokens, tuple(stop or ()), raw, show_tree)
     answer(ask, device=device, dtype=dtype, compare=compare, stats=stats, as_json=as_json)
 
 
@@ -82,11 +95,13 @@ def replay(
 
     if max_tokens is not None and max_tokens < 2:
         raise UserError("bad-option", f"max_tokens is {max_tokens}", "give at least 2: an anchor and a token to draft")
-    drafter, mtp = drafting(target, drafter, method, drafts)
-    if method == "none":
-        raise UserError("bad-option", "--method none has no drafts to replay", "use dflash or mtp")
+    if method not in ("dflash", "mtp"):
+        raise UserError(
+            "bad-option", f"--method {method} is not what replay walks", "use dflash or mtp: one path a step"
+        )
+    asked = drafting(target, drafter, method, drafts)
     loaded = load_texts(texts, max_tokens)
-    pair = load_pair(target, drafter, mtp=mtp, dtype=dtype, device=device)
+    pair = load_pair(target, asked.drafter, mtp=asked.mtp, dtype=dtype, device=device)
     assert pair.drafter is not None
     result = walk(pair.target, pair.drafter, loaded)
     if as_json:
@@ -106,6 +121,9 @@ def lossless(
     drafter: DrafterName = None,
     method: Method = "dflash",
     drafts: Drafts = None,
+    budget: Budget = None,
+    builder: BuilderName = None,
+    no_noise_aware: NoNoise = False,
     device: Device = "auto",
     dtype: Dtype = "float32",
     as_json: Json = False,
@@ -124,10 +142,13 @@ def lossless(
     chosen = load_workload(workload, prompts)
     if len(chosen) < prompts:
         raise UserError("bad-option", f"{workload} has only {len(chosen)} prompts", f"--prompts {len(chosen)}")
-    drafter, mtp = drafting(target, drafter, method, drafts)
-    pair = load_pair(target, drafter, mtp=mtp, dtype=dtype, device=device)
+    asked = drafting(
+        target, drafter, method, drafts,
+        budget=budget, builder=builder, no_noise=no_noise_aware, default_budget=str(LOSSLESS_BUDGET),
+    )  # fmt: skip
+    pair = load_pair(target, asked.drafter, mtp=asked.mtp, dtype=dtype, device=device)
     chats = [(p.id, encode(pair, p)) for p in chosen]
-    results = judge.compare(pair, chats, temperatures, max_tokens, seed)
+    results = judge.compare(pair, chats, temperatures, max_tokens, seed, asked.how)
     if as_json:
         print_json(
             judge.summary(results, pair.dtype.value) | {"provenance": provenance(pair.device.value, pair.dtype.value)}
@@ -185,15 +206,17 @@ def bench(
             raise UserError("bad-option", f"{option} means nothing for --part {part}", f"use --part {needs}")
     if limit and part == "memory":
         raise UserError("bad-option", "--limit means nothing for --part memory", "leave it out")
-    drafter, mtp = drafting(target, drafter, method, drafts)
+    if method == "ddtree":
+        raise UserError("bad-option", "bench measures chains", "use draftproof choose: it measures trees beside them")
+    asked = drafting(target, drafter, method, drafts)
     if method == "none":
         raise UserError("bad-option", "bench measures plain decoding beside a drafter", "use --method dflash or mtp")
     result = run_bench(
         part,
         target,
-        drafter,
+        asked.drafter,
         against,
-        mtp=mtp,
+        mtp=asked.mtp,
         device=device,
         dtype=dtype,
         limit=limit,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftproof.cli.app import TARGET, Device, DrafterName, Dtype, TargetName, app, drafting
+from draftproof.cli.app import TARGET, Device, DrafterName, Dtype, TargetName, app, which_drafter
 
 
 @app.command()
@@ -29,7 +29,7 @@ def profile(
     from draftproof.models.dflash import DFlashDrafter
     from draftproof.models.hub import resolve_drafter, resolve_target
 
-    drafter, _ = drafting(target, drafter, "dflash", None)
+    drafter, _ = which_drafter(target, drafter, "dflash", None)
     assert drafter is not None
     loaded = [text for text in load_texts(texts, max_tokens) if len(text.continuation_ids) > 1]
     answers = [Answer(tuple(t.prompt_ids), tuple(t.continuation_ids), "", None, 0.0) for t in loaded]

@@ -12,9 +12,9 @@ from draftproof.config.drafter import DrafterSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftproof.engine.step import Drafter
+    from draftproof.engine.batch import Drafter
     from draftproof.models.cache import Cache, Slots
-    from draftproof.models.dflash import DFlashDrafter, DraftDist
+    from draftproof.models.dflash import DFlashDrafter, DraftDist, Rescore
 
 CACHE_BLOCK = 16  # rows of a block of the engine's prefix cache
 SAMPLED_FROM = 256  # best tokens of a position that a sampled draft is drawn from
@@ -101,9 +101,11 @@ class Wrapped:
             features = self.context(features, counts, int(self.sound.cache.lengths[slots].max()) == 0)
         self.sound.extend(slots, features, counts, reach)
 
-    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1) -> DraftDist:
+    def draft(
+        self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Rescore | None = None
+    ) -> DraftDist:
         chosen = anchors if self.anchor is None else anchors * 0 + self.anchor
-        return self.sound.draft(slots, chosen, reach, width)
+        return self.sound.draft(slots, chosen, reach, width, rescore)
 
     def drop(self, slots: Slots) -> None:
         self.sound.drop(slots)
@@ -160,7 +162,9 @@ def anchor_masked(sound: DFlashDrafter) -> Drafter:
 
 
 class Constant(Wrapped):
-    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1) -> DraftDist:
+    def draft(
+        self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Rescore | None = None
+    ) -> DraftDist:
         from draftproof.models.dflash import DraftDist
 
         ids = anchors.new_zeros(len(anchors), self.depth, width)
@@ -180,12 +184,14 @@ class Sampled(Wrapped):
         super().allocate(slots=slots, capacity=capacity, chunk=chunk)
         self.draw = torch.Generator().manual_seed(self.seed)
 
-    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1) -> DraftDist:
+    def draft(
+        self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Rescore | None = None
+    ) -> DraftDist:
         import torch
 
         from draftproof.models.dflash import DraftDist
 
-        best = self.sound.draft(slots, anchors, reach, min(SAMPLED_FROM, self.sound.target.spec.vocab_size))
+        best = self.sound.draft(slots, anchors, reach, min(SAMPLED_FROM, self.sound.target.spec.vocab_size), rescore)
         noise = -torch.log(-torch.log(torch.rand(best.logp.shape, generator=self.draw).clamp(1e-9, 1 - 1e-7)))
         pick = (best.logp + noise.to(best.logp.device)).argmax(-1, keepdim=True)
         return DraftDist(best.ids.gather(-1, pick), best.logp.gather(-1, pick))

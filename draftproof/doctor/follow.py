@@ -13,7 +13,7 @@ from draftproof.doctor.told import first_anchor, last_position
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftproof.engine.step import Drafter
+    from draftproof.engine.batch import Drafter
     from draftproof.models.cache import Slots
     from draftproof.models.target import Target
 

@@ -30,7 +30,7 @@ from draftproof.doctor.faulty import (
 from draftproof.doctor.rank import HEALTHY
 
 if TYPE_CHECKING:
-    from draftproof.engine.step import Drafter
+    from draftproof.engine.batch import Drafter
     from draftproof.models.dflash import DFlashDrafter
 
 BASES = {"1e4": 1e4, "1e5": 1e5, "1e6": 1e6, "1e7": 1e7}

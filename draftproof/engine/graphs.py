@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftproof.engine.step import Batch, step
+from draftproof.engine.batch import Batch
+from draftproof.engine.step import step
 from draftproof.models.cache import Cache
 from draftproof.models.target import Target
 
@@ -41,7 +42,7 @@ class PlainStepper:
         self._graphs[reach].replay()
 
     def _once(self, reach: int) -> None:
-        taken = step(dataclasses.replace(self.batch, longest=reach - 1), self.target, self.cache, None)
+        taken = step(dataclasses.replace(self.batch, longest=reach - 1), self.target, self.cache, None).taken
         column = self.written.clamp(max=self.history.shape[1] - 1)[:, None]
         kept = torch.where(taken.counts[:, None] > 0, taken.tokens[:, :1], self.history.gather(1, column))
         self.history.scatter_(1, column, kept)

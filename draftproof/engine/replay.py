@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from draftproof.engine.acceptance import Acceptance, TextAcceptance
-from draftproof.engine.step import Drafter
+from draftproof.engine.batch import Drafter
 from draftproof.errors import UserError
 from draftproof.models.target import Tap, Target, causal_plan
 

@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from draftproof.errors import UserError
 
@@ -41,12 +42,14 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Request:
-    """prompt_ids as the model sees them; stop_ids end the text and are part of it."""
+    """prompt_ids as the model sees them; stop_ids end the text and are part of it. processors: logits processors of
+    one's own (`spec/processors.py`), asked before penalty, temperature and filters."""
 
     prompt_ids: Sequence[int]
     max_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: Sequence[int] = ()
+    processors: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, ">= 1")
@@ -55,15 +58,30 @@ class Request:
 
 
 @dataclass(frozen=True)
+class StepTree:
+    """The tree that one step verified: token, parent (-1 for the root), depth and drafter's log-weight of each node,
+    the root first; `path`: the accepted nodes, the root included."""
+
+    token: list[int]
+    parent: list[int]
+    depth: list[int]
+    logw: list[float]
+    path: list[int]
+
+
+@dataclass(frozen=True)
 class StepResult:
     """Tokens one step added to request `index`. The first `accepted` of them were drafted, the last is the target's own
-    unless a limit cut the step short. finish: None while running, "stop" (a stop token) or "length".
+    unless a limit cut the step short. finish: None while running, "stop" (a stop token) or "length". nodes: drafted
+    tokens that the target verified. tree: if the engine was asked to keep it.
     """
 
     index: int
     tokens: list[int]
     accepted: int
     finish: str | None
+    nodes: int = 0
+    tree: StepTree | None = None
     prefill: bool = False  # the token that the prompt's own forward gave; no draft was made for it
 
 

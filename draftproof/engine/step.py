@@ -2,72 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import dataclasses
 
 import torch
 from torch import Tensor
 
-from draftproof.models.cache import Cache, Slots, take_rows
-from draftproof.models.dflash import DraftDist
-from draftproof.models.target import Tap, Target
+from draftproof.engine.batch import Batch
+from draftproof.engine.propose import Proposer, Round
+from draftproof.models.cache import Cache, take_rows
+from draftproof.models.target import Target
 from draftproof.spec.accept import Accepted, walk
-from draftproof.spec.sampling import Sampling, choose
+from draftproof.spec.processors import process
+from draftproof.spec.sampling import choose
 from draftproof.spec.tree import Tree, chain, visibility
 
 
-class Drafter(Protocol):
-    """What the loop needs of a drafter; it knows none by name."""
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a step verified and what it emitted."""
 
-    @property
-    def taps(self) -> tuple[Tap, ...]: ...  # the target's features that it reads
-    @property
-    def depth(self) -> int: ...  # drafts per pass
-
-    cache: Cache | None
-
-    def allocate(self, *, slots: int, capacity: int, chunk: int) -> None: ...
-    def extend(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None: ...
-    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1) -> DraftDist: ...
-    def drop(self, slots: Slots) -> None: ...
+    tree: Tree
+    taken: Accepted
 
 
-@dataclass
-class Batch:
-    """Requests in flight, one a slot. Filled at prefill, advanced by `step`; tensors [R] live on the device."""
-
-    slots: slice
-    anchors: Tensor  # last emitted token: not yet in the cache
-    budget: Tensor  # tokens still allowed; 0 for a finished request
-    stops: Tensor  # [S] token ids that end a text
-    sampling: Sampling
-    longest: int  # host-side bound on committed rows of any slot
-
-
-def step(batch: Batch, target: Target, cache: Cache, drafter: Drafter | None) -> Accepted:
-    """Advance every request by at least one token. Device tensors only: nothing is copied to the host."""
-    nodes = 1 + (drafter.depth if drafter else 0)
-    reach = batch.longest + nodes
-    tree = propose(batch, drafter, reach)
+def step(batch: Batch, target: Target, cache: Cache, proposer: Proposer | None) -> Step:
+    """Advance every request by at least one token. Without logits processors of one's own and without a measured budget
+    nothing is copied to the host."""
+    reach = batch.longest + (proposer.rows if proposer else 1)
+    proposed = Round(chain(batch.anchors))
+    if proposer:
+        proposed = proposer.propose(batch, cache.lengths[batch.slots], reach)
+    tree = proposed.tree
     plan = cache.plan(batch.slots, tree.depth, visibility(tree), reach, causal=tree.chain)
-    out = target.forward(tree.token, plan, taps=drafter.taps if drafter else ())
-    picks = choose(out.logits, tree, plan.positions, batch.sampling)
+    out = target.forward(tree.token, plan, taps=proposer.drafter.taps if proposer else ())
+    picks = choices(batch, out.logits, proposed, plan.positions)
     taken = walk(tree, picks, batch.stops, batch.budget)
     path = None if tree.chain else taken.path
     cache.commit(batch.slots, taken.counts, path)
-    if drafter:
+    if proposer:
         assert out.features is not None
         features = out.features if path is None else take_rows(out.features, path)
-        drafter.extend(batch.slots, features, taken.counts, reach)
+        proposer.extend(batch.slots, features, taken.counts, reach)
+        proposer.learn(taken)
     advance(batch, taken)
-    return taken
+    return Step(tree, taken)
 
 
-def propose(batch: Batch, drafter: Drafter | None, reach: int) -> Tree:
-    if drafter is None:
-        return chain(batch.anchors)
-    dist = drafter.draft(batch.slots, batch.anchors, reach)
-    return chain(batch.anchors, dist.ids[..., 0], dist.logp[..., 0])
+def choices(batch: Batch, logits: Tensor, proposed: Round, positions: Tensor) -> Tensor:
+    """The target's own token after every node [R, N], behind all processors."""
+    tree, noise = proposed.tree, proposed.noise
+
+    def pick(scores: Tensor, row: int, node: int) -> int:
+        own = slice(row, row + 1)
+        one = batch.sampling.of(own)
+        path = chain(tree.token[own, 0], tree.token[own, 1 : node + 1])
+        shaped = scores.expand(1, node + 1, -1)
+        return int(choose(shaped, path, positions[own, : node + 1], one)[0, -1])
+
+    logits = process(logits, tree, batch.texts, batch.processors, pick)
+    return choose(logits, tree, positions, batch.sampling, noise)
 
 
 def advance(batch: Batch, taken: Accepted) -> None:

@@ -8,6 +8,7 @@ are staged behind the committed ones and never committed. Embedding and head are
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -21,16 +22,30 @@ from draftproof.models.attention import attend
 from draftproof.models.cache import Cache, LayerShape, Slots
 from draftproof.models.target import Target
 
+Rescore = Callable[[Tensor, int], Tensor]  # (logits float32 [R, n, V] of the depths from `first` on, first) -> scores
+Scorer = Callable[[Tensor, Tensor, int], Tensor]  # (rows [M], parent tokens [M], depth) -> log-probabilities [M, k]
+
 
 @dataclass(frozen=True)
 class DraftDist:
     """What one pass proposes: ids int64 [R, D, k] and their log-probabilities float32 [R, D, k], best first.
 
     Depth d (0-based) is about the token d + 1 positions after the anchor. logp is normalised over the full vocabulary.
+    scorer: a drafter whose depths depend on each other says what a parent token makes of the candidates ids[:, d].
     """
 
     ids: Tensor
     logp: Tensor
+    scorer: Scorer | None = None
+
+
+def likeliest(logits: Tensor, width: int, rescore: Rescore | None = None, first: int = 0) -> DraftDist:
+    """The `width` best tokens of each row: logits [R, n, V] of the depths from `first` on, rescored if asked."""
+    scores = logits.float()
+    if rescore is not None:
+        scores = rescore(scores, first)
+    best, ids = scores.topk(width, dim=-1) if width > 1 else scores.max(-1, keepdim=True)
+    return DraftDist(ids, best - scores.logsumexp(-1, keepdim=True))
 
 
 class DFlash(nn.Module):
@@ -202,7 +217,9 @@ class DFlashDrafter:
         self.cache.commit(slots, counts)
 
     @torch.no_grad()
-    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1) -> DraftDist:
+    def draft(
+        self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Rescore | None = None
+    ) -> DraftDist:
         """One pass over [anchor, mask x D] behind the context: anchors int64 [R] -> the `width` best of each depth."""
         assert self.cache is not None
         tokens = torch.cat([anchors[:, None], self._block.expand(anchors.shape[0], -1)], dim=1)
@@ -215,9 +232,7 @@ class DFlashDrafter:
         for index, (layer, kind) in enumerate(zip(self.model.blocks, self.spec.layers, strict=True)):
             q, k, v = layer.block_qkv(x, cos, sin)
             x = layer.finish(x, attend(plans[kind.causal], index, q, k, v, q.shape[-1] ** -0.5))
-        logits = head_logits(self.model.norm(x[:, 1:]), self.target, self.spec).float()
-        best, ids = logits.topk(width, dim=-1) if width > 1 else logits.max(-1, keepdim=True)
-        return DraftDist(ids, best - logits.logsumexp(-1, keepdim=True))
+        return likeliest(head_logits(self.model.norm(x[:, 1:]), self.target, self.spec), width, rescore)
 
     def drop(self, slots: Slots) -> None:
         assert self.cache is not None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from draftproof.models.cache import Cache, LayerShape, Slots, take_rows
-from draftproof.models.dflash import DraftDist
+from draftproof.models.dflash import DraftDist, Rescore, likeliest
 from draftproof.models.target import EMBEDDING, FINAL, Target, causal_plan, decoder_of
 
 
@@ -126,21 +126,20 @@ class MTPDrafter:
             lane.cache.commit(slots, counts)
 
     @torch.no_grad()
-    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1) -> DraftDist:
-        """anchors int64 [R] -> the `width` best of each of `depth` greedy steps."""
+    def draft(
+        self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Rescore | None = None
+    ) -> DraftDist:
+        """anchors int64 [R] -> the `width` best of each of `depth` steps; the best one leads to the next step."""
         committed = [lane.cache.lengths[slots].clone() for lane in self.lanes]
         waiting = [(lane.pending[slots], lane.held[slots]) for lane in self.lanes]
-        token, ids, logps = anchors, [], []
+        token, made = anchors, []
         for step in range(self.depth):
             row = self._advance(slots, step, token, waiting, reach + step)
-            logits = self.target.head(row).float()
-            best, chosen = logits.topk(width, dim=-1)
-            ids.append(chosen)
-            logps.append(best - logits.logsumexp(-1, keepdim=True))
-            token = chosen[:, 0]
+            made.append(likeliest(self.target.head(row)[:, None], width, rescore, step))
+            token = made[-1].ids[:, 0, 0]
         for lane, lengths in zip(self.lanes, committed, strict=True):
             lane.cache.rewind(slots, lengths)
-        return DraftDist(torch.stack(ids, 1), torch.stack(logps, 1))
+        return DraftDist(torch.cat([d.ids for d in made], 1), torch.cat([d.logp for d in made], 1))
 
     def _advance(
         self, slots: Slots, step: int, token: Tensor, waiting: list[tuple[Tensor, Tensor]], reach: int

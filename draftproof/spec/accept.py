@@ -16,7 +16,7 @@ from draftproof.spec.tree import Tree
 
 @dataclass(frozen=True)
 class Accepted:
-    """path int64 [R, K] node indices from the root; tokens [R, K] emitted; counts [R]: entries of both that count.
+    """path int64 [R, K] node indices from the root (K = levels + 1); tokens [R, K] emitted; counts [R]: how many count.
 
     Emitting token i commits node path[i]: the root and the accepted drafts enter the cache, the last token emitted is
     the next root. drafts [R] counts the accepted drafts among the emitted tokens, before any truncation.
@@ -34,12 +34,12 @@ def walk(tree: Tree, picks: Tensor, stops: Tensor, budget: Tensor) -> Accepted:
     Truncation happens here, before the commit: the cache never holds a row behind a stop token. Budget 0 (an idle
     slot) emits nothing.
     """
-    rows, nodes = picks.shape
+    rows = picks.shape[0]
     node = torch.zeros(rows, dtype=torch.long, device=picks.device)
     alive = torch.ones(rows, dtype=torch.bool, device=picks.device)
     length = torch.zeros_like(node)
     path = [node]
-    for _ in range(nodes - 1):
+    for _ in range(tree.levels):
         pick = picks.gather(1, node[:, None])
         match = (tree.parent == node[:, None]) & (tree.token == pick)
         alive = alive & match.any(1)

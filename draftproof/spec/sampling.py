@@ -6,7 +6,7 @@ committed text and the node's own ancestors, so a node's logits are those that p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,12 +36,19 @@ class Sampling:
     sampled: bool  # some temperature > 0
     filtered: bool  # some top-k, top-p or min-p
 
+    def of(self, rows: slice) -> Sampling:
+        """The settings of these requests alone."""
+        seen = None if self.seen is None else self.seen[rows]
+        columns = ("temperature", "top_k", "top_p", "min_p", "penalty", "seed", "choice")
+        return replace(self, seen=seen, **{name: getattr(self, name)[rows] for name in columns})
 
-def choose(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling) -> Tensor:
+
+def choose(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling, noise: Tensor | None = None) -> Tensor:
     """The target's own token after every node: logits [R, N, V], positions [R, N] of the nodes -> int64 [R, N].
 
     Greedy rows take the argmax; the others take argmax(logp / T + gumbel(seed, choice, position + 1)), which is one
-    exact draw from the processed distribution.
+    exact draw from the processed distribution. Nodes of one depth share their noise, which may be given as
+    [R, levels + 1 or more, V] by depth (`candidates.noise_for`).
     """
     scores = logits.float()
     if sampling.seen is not None:
@@ -52,8 +59,14 @@ def choose(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling) ->
     warm = scores / torch.where(hot, sampling.temperature, 1.0)[:, None, None]
     if sampling.filtered:
         warm = keep_likely(warm, sampling.top_k, sampling.top_p, sampling.min_p)
-    noise = gumbel(sampling.seed, sampling.choice, positions + 1, logits.shape[-1])
-    return torch.where(hot[:, None, None], warm.add_(noise), scores).argmax(-1)
+    if noise is None:
+        after = torch.arange(1, tree.levels + 2, device=positions.device)
+        noise = gumbel(sampling.seed, sampling.choice, positions[:, :1] + after, logits.shape[-1])
+    if tree.chain:
+        warm = warm.add_(noise[:, : tree.nodes])
+    else:
+        warm = warm.add_(noise.gather(1, tree.depth[:, :, None].expand_as(warm)))
+    return torch.where(hot[:, None, None], warm, scores).argmax(-1)
 
 
 def penalise(scores: Tensor, tree: Tree, seen: Tensor, penalty: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from draftproof.engine.batch import Batch
 from draftproof.engine.graphs import PlainStepper
-from draftproof.engine.step import Batch
 from draftproof.models.target import Target, causal_plan
 from draftproof.spec.sampling import Sampling
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftproof.engine.batch import Drafter
 from draftproof.engine.engine import Engine
 from draftproof.engine.request import Request, SamplingParams, StepResult
-from draftproof.engine.step import Drafter
 from draftproof.models.cache import Slots
 from draftproof.models.dflash import DFlashDrafter, DraftDist
 from draftproof.models.target import Target
@@ -91,9 +91,9 @@ class Steered:
         self.real.extend(slots, features, counts, reach)
         self.guide.extend(slots, features, counts, reach)
 
-    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1) -> DraftDist:
-        self.real.draft(slots, anchors, reach, width)  # stages block rows behind the committed ones
-        return self.guide.draft(slots, anchors, reach, width)
+    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Any = None) -> DraftDist:
+        self.real.draft(slots, anchors, reach, width, rescore)  # stages block rows behind the committed ones
+        return self.guide.draft(slots, anchors, reach, width, rescore)
 
     def drop(self, slots: Slots) -> None:
         self.real.drop(slots)

@@ -16,9 +16,9 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from draftproof.engine import step as step_module
+from draftproof.engine.batch import Batch
 from draftproof.engine.engine import Engine
 from draftproof.engine.request import Request, SamplingParams
-from draftproof.engine.step import Batch
 from draftproof.models.cache import Slots
 from draftproof.models.dflash import DraftDist
 from draftproof.models.target import Target
@@ -86,7 +86,7 @@ class Likeliest:
     def extend(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None: ...
     def drop(self, slots: Slots) -> None: ...
 
-    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1) -> DraftDist:
+    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Any = None) -> DraftDist:
         first = self.best[anchors]
         return DraftDist(torch.stack([first, self.best[first]], 1)[..., None], torch.zeros(len(anchors), 2, 1))
 
@@ -110,11 +110,13 @@ def draws(settings: dict[str, Any]) -> tuple[Tensor, float]:
     counts, accepted = torch.zeros(VOCAB, VOCAB), 0
     engine = ForkingEngine(small_target()[0], Likeliest(), slots=DRAWS, context=8)
     firsts = [0] * DRAWS
-    asked = [Request(PROMPT, 2, SamplingParams(seed=s, **settings)) for s in range(DRAWS)]
+    asked = [Request(PROMPT, 3, SamplingParams(seed=s, **settings)) for s in range(DRAWS)]
+    counted: set[int] = set()
     for result in engine.generate(asked):
         if result.prefill:
             firsts[result.index] = result.tokens[0]
-        else:
+        elif result.index not in counted:
+            counted.add(result.index)
             counts[firsts[result.index], result.tokens[0]] += 1
             accepted += result.accepted
     return counts, accepted / DRAWS
@@ -147,7 +149,7 @@ def test_control_wrong_settings_are_seen() -> None:
 def test_control_sampling_the_bonus_alone_is_biased(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that is the argmax is accepted without a draw, only the token behind it is sampled."""
 
-    def bonus_only(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling) -> Tensor:
+    def bonus_only(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling, noise: Any) -> Tensor:
         picks, best = choose(logits, tree, positions, sampling), logits.argmax(-1)
         agreed = tree.token[:, 1:] == best[:, :-1]
         return torch.cat([torch.where(agreed, best[:, :-1], picks[:, :-1]), picks[:, -1:]], dim=1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from draftproof.engine.batch import Batch
 from draftproof.engine.engine import sampling_of
 from draftproof.engine.graphs import BUCKET, PlainStepper
 from draftproof.engine.request import Request, SamplingParams
-from draftproof.engine.step import Batch
 from draftproof.models.target import causal_plan
 from tests import tiny
 from tests.engine.decoding import PROMPTS, decode, texts

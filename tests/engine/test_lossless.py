@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from draftproof.engine import engine as engine_module
 from draftproof.engine import step as step_module
 from draftproof.engine.request import Request, SamplingParams
 from draftproof.models.target import Target
@@ -144,7 +144,7 @@ def test_control_penalty_blind_to_the_drafted_prefix(monkeypatch: pytest.MonkeyP
     target, asked = tiny.target(), requests(temperature=1.0, repetition_penalty=0.4, seed=1)
     drafter, plain = knowing(target, asked, 0.0), texts(decode(target, None, asked))
 
-    def blind(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling) -> Tensor:
+    def blind(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling, noise: Any) -> Tensor:
         nodes = [chain(tree.token[:, i]) for i in range(tree.nodes)]
         parts = [choose(logits[:, i : i + 1], n, positions[:, i : i + 1], sampling) for i, n in enumerate(nodes)]
         return torch.cat(parts, dim=1)
@@ -157,11 +157,10 @@ def test_control_noise_keyed_by_the_node_instead_of_the_position(monkeypatch: py
     target, asked = tiny.target(), requests(temperature=1.0, seed=3)
     drafter, plain = knowing(target, asked, 0.3), texts(decode(target, None, asked))
 
-    def by_node(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling) -> Tensor:
+    def by_node(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling, noise: Any) -> Tensor:
         return choose(logits, tree, tree.depth, sampling)
 
     monkeypatch.setattr(step_module, "choose", by_node)
-    monkeypatch.setattr(engine_module, "choose", by_node)
     assert texts(decode(target, drafter, asked)) != plain
 
 

@@ -71,8 +71,8 @@ def test_healthy_pair_gives_the_yardstick_numbers(
 class MaskInSlotZero(DFlashDrafter):
     """The block starts with a mask instead of the anchor."""
 
-    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1):  # type: ignore[no-untyped-def]
-        return super().draft(slots, torch.full_like(anchors, self.spec.mask_token_id), reach, width)
+    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore=None):  # type: ignore[no-untyped-def]
+        return super().draft(slots, torch.full_like(anchors, self.spec.mask_token_id), reach, width, rescore)
 
 
 class EmptyPrompt(DFlashDrafter):

@@ -1,0 +1,261 @@
+"""The measured budget's two memories: what a round costs on this machine, and how far drafts are followed.
+
+Costs are measured once a machine, model shape, dtype, batch and context, by running the loop's own `step` on rows of no
+meaning, and kept under their key in the cache folder; another key is another file. What was learned about acceptance is
+kept by drafter weights. Both files may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from draftproof.engine.batch import Batch, Drafter
+from draftproof.engine.engine import Engine
+from draftproof.engine.propose import Proposer, Speculation
+from draftproof.engine.request import Request, SamplingParams
+from draftproof.engine.step import step
+from draftproof.errors import UserError
+from draftproof.fetch import cache_dir, locked, notice, write_atomically
+from draftproof.models.target import Target
+from draftproof.provenance import provenance
+from draftproof.spec.budget import FIRST_PAUSE, LONGEST_PAUSE, Auto, Calibration, Costs
+from draftproof.spec.builders import build, width_for
+from draftproof.spec.candidates import noise_aware, noise_for
+
+VERSION = 1  # of what is measured; another one measures again
+GRID = (256, 1024, 4096, 16384, 65536, 262144)  # contexts that are measured
+TREES = (15, 23, 31, 47, 63, 95, 127, 191, 255)  # nodes behind the root, which fill buckets
+CPU_MOST = 63
+REPEATS = 5
+
+
+def auto_for(
+    target: Target, drafter: Drafter, how: Speculation, *, context: int, sampled: bool, slots: int = 1
+) -> Auto:
+    """The measured choice for engines of `slots` requests and `context` tokens, with what was learned before."""
+    costs = costs_for(target, drafter, how, context=context, sampled=sampled, slots=slots)
+    auto = Auto(costs)
+    _recall(auto, drafter, sampled)
+    return auto
+
+
+def costs_for(
+    target: Target,
+    drafter: Drafter,
+    how: Speculation,
+    *,
+    context: int,
+    sampled: bool,
+    slots: int = 1,
+    again: bool = False,
+) -> Costs:
+    """The cost table from disk; contexts that it lacks (all of them with `again`) are measured first."""
+    key = cost_key(target, drafter, how, sampled=sampled, slots=slots)
+    path = cache_dir() / "costs" / f"{_digest(key)}.json"
+    with locked(path):
+        known = {} if again else _read(path).get("contexts", {})
+        wanted = contexts_for(context, target.spec.max_positions)
+        for size in wanted:
+            if str(size) not in known:
+                told = f"measuring what rounds cost at {size} tokens of context (once for this machine and pair)"
+                notice(told)
+                known[str(size)] = measure(target, drafter, how, context=size, sampled=sampled, slots=slots)
+                write_atomically(path, iter([json.dumps({"key": key, "contexts": known}, indent=1).encode()]))
+    return table({size: known[str(size)] for size in wanted})
+
+
+def table(measured: dict[int, dict[str, Any]]) -> Costs:
+    """Budgets that every context measured (a budget that can never pay at one is left out at all)."""
+    contexts = tuple(sorted(measured))
+    nodes = tuple(sorted(set.intersection(*(set(map(int, measured[c]["seconds"])) for c in contexts))))
+    seconds = tuple(tuple(measured[c]["seconds"][str(n)] for n in nodes) for c in contexts)
+    return Costs(nodes, contexts, seconds, tuple(measured[c]["draft"] for c in contexts))
+
+
+def contexts_for(context: int, limit: int | None) -> list[int]:
+    room = min(context, limit or context)
+    sizes = [size for size in GRID if size // 2 <= room] or [GRID[0]]
+    top = (limit or 2 * GRID[-1]) - CPU_MOST  # rounds must fit behind the context
+    return sorted({max(min(size, top), 1) for size in sizes})
+
+
+def budgets(depth: int, most: int) -> list[int]:
+    """Chains of growing width, then trees."""
+    chains = {1, 2, 3, 4, 6, 8, 11, depth}
+    return sorted({n for n in chains if n <= depth} | {n for n in TREES if depth < n <= most})
+
+
+# --- measuring ------------------------------------------------------------------------------------------
+
+
+def measure(
+    target: Target, drafter: Drafter, how: Speculation, *, context: int, sampled: bool, slots: int
+) -> dict[str, Any]:
+    """Median seconds of a round by nodes, repeats interleaved so that a drift of the machine meets all of them."""
+    most = CPU_MOST if target.device.type == "cpu" else TREES[-1]
+    options = budgets(drafter.depth, most)
+    engine, batch = _engine(target, drafter, how, context, sampled, slots, most)
+    rounds: dict[int, Callable[[], None]] = {0: _round(engine, batch, context, None)}
+    for nodes in options:
+        fixed = Speculation(nodes, how.builder, how.noise_aware, how.padded)
+        rounds[nodes] = _round(engine, batch, context, Proposer(drafter, fixed, target.spec.vocab_size))
+    worthwhile = _possible(target, rounds, drafter.depth)
+    spent: dict[int, list[float]] = {nodes: [] for nodes in worthwhile}
+    drafts = []
+    for _ in range(REPEATS):
+        for nodes in worthwhile:
+            spent[nodes].append(_clock(target, rounds[nodes]))
+        drafts.append(_clock(target, lambda: _draft(engine, batch, context, most)))
+    return {"seconds": {str(n): median(s) for n, s in spent.items()}, "draft": median(drafts)}
+
+
+def _possible(target: Target, rounds: dict[int, Callable[[], None]], depth: int) -> list[int]:
+    """Warm up; leave out budgets so dear that accepting every draft of a full path would not pay for them."""
+    kept: list[int] = []
+    for nodes, act in rounds.items():
+        act()
+        seconds = _clock(target, act)
+        if nodes == 0:
+            plain = seconds
+        elif seconds > 1.5 * (depth + 1) * plain:
+            break
+        kept.append(nodes)
+    return kept
+
+
+def _engine(
+    target: Target, drafter: Drafter, how: Speculation, context: int, sampled: bool, slots: int, most: int
+) -> tuple[Engine, Batch]:
+    room = 2 * (drafter.depth + 1)
+    fixed = Speculation(most, how.builder, how.noise_aware, how.padded)
+    engine = Engine(target, drafter, slots=slots, context=context + room, how=fixed)
+    params = SamplingParams(temperature=0.7 if sampled else 0.0, seed=0)
+    batch = engine.admit([Request([1], room, params) for _ in range(slots)])
+    return engine, batch
+
+
+def _round(engine: Engine, batch: Batch, context: int, proposer: Proposer | None) -> Callable[[], None]:
+    def act() -> None:
+        _rewind(engine, batch, context)
+        step(batch, engine.target, engine.cache, proposer)
+
+    return act
+
+
+def _draft(engine: Engine, batch: Batch, context: int, most: int) -> None:
+    _rewind(engine, batch, context)
+    drafter, vocab = engine.drafter, engine.target.spec.vocab_size
+    assert drafter and engine.proposer
+    noise = noise_for(batch.sampling, engine.cache.lengths[batch.slots], drafter.depth, vocab)
+    rescore = noise_aware(batch.sampling, noise) if engine.proposer.how.noise_aware else None
+    dist = drafter.draft(batch.slots, batch.anchors, context + most + 1, width_for(most, vocab), rescore)
+    build(engine.proposer.how.builder, batch.anchors, dist, most)
+
+
+def _rewind(engine: Engine, batch: Batch, context: int) -> None:
+    """As if `context` rows were committed: what they hold does not change what a round costs."""
+    assert engine.drafter
+    for cache in (engine.cache, engine.drafter.cache):
+        if cache is not None:
+            cache.lengths[batch.slots] = context
+    batch.longest, room = context, 2 * (engine.drafter.depth + 1)
+    batch.budget.fill_(room)
+    batch.left = [room] * len(batch.left)
+
+
+def _clock(target: Target, act: Callable[[], None]) -> float:
+    def wait() -> None:
+        if target.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    wait()
+    begun = time.perf_counter()
+    act()
+    wait()
+    return time.perf_counter() - begun
+
+
+# --- on disk --------------------------------------------------------------------------------------------
+
+
+def cost_key(target: Target, drafter: Drafter, how: Speculation, *, sampled: bool, slots: int) -> dict[str, Any]:
+    """What a round's time depends on."""
+    where = torch.cuda.get_device_name() if target.device.type == "cuda" else "cpu"
+    known = provenance(where, str(target.dtype))
+    return {
+        "version": VERSION,
+        "device": where,
+        "dtype": str(target.dtype),
+        "cpu": known["cpu"],
+        "cpus": known["cpus"],
+        "threads": torch.get_num_threads(),
+        "versions": known["versions"],
+        "target": _digest(asdict(target.spec)),
+        "drafter": _digest([type(drafter).__name__, drafter.depth, _shapes(drafter)]),
+        "builder": how.builder.name,
+        "noise_aware": how.noise_aware,
+        "padded": how.padded,
+        "sampled": sampled,
+        "slots": slots,
+    }
+
+
+def remember(auto: Auto, drafter: Drafter, sampled: bool) -> None:
+    """Keep what was learned for the next process. A file that cannot be written is no reason to fail."""
+    path = _learned_file(drafter, sampled)
+    learned = {
+        "calibrations": {name: c.as_dict() for name, c in auto.calibrations.items()},
+        "pause": auto.pause,
+        "waiting": max(auto.waiting, 0.0),
+    }
+    try:
+        with locked(path):
+            write_atomically(path, iter([json.dumps(learned).encode()]))
+    except UserError:
+        return
+
+
+def _recall(auto: Auto, drafter: Drafter, sampled: bool) -> None:
+    learned = _read(_learned_file(drafter, sampled))
+    try:
+        found = {name: Calibration.from_dict(c) for name, c in learned.get("calibrations", {}).items()}
+        pause, waiting = int(learned.get("pause", FIRST_PAUSE)), float(learned.get("waiting", 0.0))
+    except (TypeError, ValueError, AttributeError):
+        return
+    auto.calibrations.update(found)
+    auto.pause = min(max(pause, FIRST_PAUSE), LONGEST_PAUSE)
+    auto.waiting = min(max(waiting, 0.0), LONGEST_PAUSE)
+
+
+def _learned_file(drafter: Drafter, sampled: bool) -> Path:
+    """By the drafter's weights (the first values of each) and by greedy or sampled."""
+    model: Any = getattr(drafter, "model", None)
+    found = [] if model is None else [w.flatten()[:64].float().tolist() for w in model.parameters()]
+    return cache_dir() / "acceptance" / f"{_digest([found, drafter.depth, sampled])}.json"
+
+
+def _shapes(drafter: Drafter) -> list[list[int]]:
+    model: Any = getattr(drafter, "model", None)
+    return [] if model is None else [list(w.shape) for w in model.parameters()]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A damaged file is an absent one: it is measured again."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -1,0 +1,209 @@
+"""How many nodes a round should send to the target: none, a chain of w, a tree of b, whichever is fastest here.
+
+A round of b nodes that expects `gain` accepted drafts emits 1 + gain tokens in `seconds(b)`. The seconds are measured
+(`Costs`); the gain is the sum of the nodes' probabilities, corrected by how often the target followed (`Calibration`).
+Plain decoding is the point b = 0 of the same axis; it needs no draft at all, so while it wins the drafter is asked only
+now and then (`Auto`). Nothing here knows a model or a clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftproof.errors import UserError
+from draftproof.spec.tree import MOST_NODES
+
+MODES = ("auto", "none", "chain")
+HYSTERESIS = 0.03  # another budget must promise this much more before it replaces the last one
+FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # tokens decoded plainly before the drafter is asked again
+SMOOTH = 0.2  # weight of the newest round in the running ratio
+MEMORY = 400.0  # followed branches that a calibration remembers
+PRIOR = 8.0  # branches' worth of trust in the drafter's own probabilities
+
+
+def parse_budget(text: str) -> str | int:
+    """auto, none, chain, or a number of nodes from 1 to MOST_NODES. Errors: bad-option."""
+    if text in MODES:
+        return text
+    try:
+        nodes = int(text)
+    except ValueError:
+        nodes = 0
+    if not 1 <= nodes <= MOST_NODES:
+        raise UserError(
+            "bad-option", f"a budget of {text!r} nodes", f"use auto, none, chain, or 1 to {MOST_NODES} nodes"
+        )
+    return nodes
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of a whole round (draft, build, verify, walk, commit) by context and drafted nodes.
+
+    nodes: ascending, 0 (plain decoding, nothing drafted) first. seconds: one row a context, in the order of `nodes`.
+    draft: seconds of a draft whose tree is not used, by context.
+    """
+
+    nodes: tuple[int, ...]
+    contexts: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    draft: tuple[float, ...]
+
+    def at(self, context: int) -> list[float]:
+        """Seconds of every option, never falling with the nodes; linear between contexts, constant beyond them."""
+        return rising([self._between(context, [row[i] for row in self.seconds]) for i in range(len(self.nodes))])
+
+    def drafting(self, context: int) -> float:
+        return self._between(context, self.draft)
+
+    def _between(self, context: int, values: Sequence[float]) -> float:
+        right = bisect_left(self.contexts, context)
+        if right == 0:
+            return values[0]
+        if right == len(self.contexts):
+            return values[-1]
+        low, high = self.contexts[right - 1], self.contexts[right]
+        share = (context - low) / (high - low)
+        return values[right - 1] * (1 - share) + values[right] * share
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The closest rising sequence (isotonic regression by pooling neighbours): noise must not make 9 nodes cheaper than
+    8; steps of real kernels stay."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        total, count = value, 1
+        while pools and pools[-1][0] / pools[-1][1] > total / count:
+            total, count = total + pools[-1][0], count + pools[-1][1]
+            pools.pop()
+        pools.append((total, count))
+    return [total / count for total, count in pools for _ in range(count)]
+
+
+@dataclass
+class Calibration:
+    """How often the target followed a branch, over what the drafter promised: by depth on the spine, at once off it.
+
+    Only nodes that the walk reached count. Index -1 stands for parents off the spine.
+    """
+
+    followed: dict[int, float] = field(default_factory=dict)
+    promised: dict[int, float] = field(default_factory=dict)
+
+    def factor(self, depth: int) -> float:
+        """depth: of the parent; -1 off the spine."""
+        return (self.followed.get(depth, 0.0) + PRIOR) / (self.promised.get(depth, 0.0) + PRIOR)
+
+    def learn(self, depth: int, promised: float, followed: bool) -> None:
+        keep = 1.0 - 1.0 / MEMORY
+        self.followed[depth] = self.followed.get(depth, 0.0) * keep + followed
+        self.promised[depth] = self.promised.get(depth, 0.0) * keep + promised
+
+    def as_dict(self) -> dict[str, Any]:
+        return {str(d): [self.followed[d], self.promised[d]] for d in self.followed}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Calibration:
+        pairs = {int(d): (float(f), float(p)) for d, (f, p) in data.items()}
+        return cls({d: f for d, (f, _) in pairs.items()}, {d: p for d, (_, p) in pairs.items()})
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """One request's tree on the host, in order, the root first: parent, depth, conditional probability given the parent
+    as the drafter has it, and whether the node lies on the spine (every node on its path is its parent's first)."""
+
+    parent: list[int]
+    depth: list[int]
+    chance: list[float]
+    spine: list[bool]
+
+    @classmethod
+    def of(cls, parent: Sequence[int], depth: Sequence[int], logw: Sequence[float], n: int) -> Nodes:
+        from math import exp
+
+        chance, spine, begun = [1.0], [True], {-1}
+        for node in range(1, n):
+            above = parent[node]
+            chance.append(exp(logw[node] - logw[above]))
+            spine.append(spine[above] and above not in begun)
+            begun.add(above)
+        return cls(list(parent[:n]), list(depth[:n]), chance, spine)
+
+    def key(self, node: int) -> int:
+        """What the calibration knows the node's children by."""
+        return self.depth[node] if self.spine[node] else -1
+
+    def gains(self, calibration: Calibration) -> list[float]:
+        """Expected accepted drafts of the first 0, 1, 2, ... nodes behind the root."""
+        reach, gains = [1.0], [0.0]
+        for node in range(1, len(self.parent)):
+            above = self.parent[node]
+            reach.append(reach[above] * min(1.0, self.chance[node] * calibration.factor(self.key(above))))
+            gains.append(gains[-1] + reach[-1])
+        return gains
+
+    def learn(self, calibration: Calibration, path: Sequence[int], nodes: int) -> None:
+        """path: accepted nodes, the root first; `nodes` were in the tree, the root included."""
+        promised: dict[int, float] = {}
+        for node in range(1, min(nodes, len(self.parent))):
+            if self.parent[node] in path:
+                promised[self.parent[node]] = promised.get(self.parent[node], 0.0) + self.chance[node]
+        for node, mass in promised.items():
+            calibration.learn(self.key(node), mass, node != path[-1])
+
+
+@dataclass
+class Auto:
+    """The measured choice. One object serves an engine for as long as it lives: what it learned stays."""
+
+    costs: Costs
+    calibrations: dict[str, Calibration] = field(default_factory=dict)
+    ratio: float = 1.0  # running tokens a second of drafted rounds over plain ones
+    pause: int = FIRST_PAUSE  # tokens of the next pause
+    waiting: float = 0.0  # tokens left of this one
+    last: int = 0
+
+    @property
+    def most(self) -> int:
+        return self.costs.nodes[-1]
+
+    def drafts(self) -> bool:
+        return self.waiting <= 0
+
+    def choose(self, trees: Sequence[tuple[Nodes, str]], context: int) -> int:
+        """Nodes for a round whose drafts are made: trees of the running requests with their calibrations' names."""
+        gains = [tree.gains(self._calibration(name)) for tree, name in trees]
+        seconds, plain = self.costs.at(context), self.costs.at(context)[0]
+        rates = {}
+        for nodes, spent in zip(self.costs.nodes[1:], seconds[1:], strict=True):
+            rates[nodes] = sum(1 + g[min(nodes, len(g) - 1)] for g in gains) / spent
+        best = max(rates, key=lambda nodes: rates[nodes])
+        if self.last in rates and rates[self.last] * (1 + HYSTERESIS) >= rates[best]:
+            best = self.last
+        unused = len(trees) / (plain + self.costs.drafting(context))
+        self._judge(max(rates[best], unused) * plain / len(trees))
+        self.last = best if rates[best] > unused else 0
+        return self.last
+
+    def _judge(self, ratio: float) -> None:
+        self.ratio += SMOOTH * (ratio - self.ratio)
+        if self.ratio < 1.0:
+            self.waiting, self.pause, self.ratio = self.pause, min(2 * self.pause, LONGEST_PAUSE), 1.0
+        elif ratio > 1.0:
+            self.pause = FIRST_PAUSE
+
+    def learn(self, trees: Sequence[tuple[Nodes, str]], paths: Sequence[Sequence[int]], nodes: int) -> None:
+        """After the walk: the accepted path of every tree, of which the first `nodes` behind the root were verified."""
+        for (tree, name), path in zip(trees, paths, strict=True):
+            tree.learn(self._calibration(name), path, nodes + 1)
+
+    def plain(self, tokens: float) -> None:
+        """`tokens` a request were decoded without a draft."""
+        self.waiting -= tokens
+
+    def _calibration(self, name: str) -> Calibration:
+        return self.calibrations.setdefault(name, Calibration())
