@@ -11,6 +11,7 @@ from draftproof.bench.workloads import Prompt
 from draftproof.errors import UserError
 
 if TYPE_CHECKING:
+    from draftproof.bench.choose import Way
     from draftproof.engine.acceptance import Acceptance
     from draftproof.engine.batch import Drafter
     from draftproof.engine.pair import Pair
@@ -77,7 +78,7 @@ def runner(
     pair: Pair, drafter: Any, how: Speculation | None, temperature: float, max_tokens: int, context: int
 ) -> Runner:
     """This engine with `drafter` (None: plain decoding), warm from prompt to prompt."""
-    from draftproof.engine.calibrate import auto_for
+    from draftproof.engine.calibrate import auto_for, remember
     from draftproof.engine.engine import Engine
     from draftproof.engine.request import Request, SamplingParams
 
@@ -95,9 +96,43 @@ def runner(
             out += result.tokens
             steps += not result.prefill
             nodes += result.nodes
-        return Timed(out, time.perf_counter() - begun, steps, nodes)
+        timed = Timed(out, time.perf_counter() - begun, steps, nodes)
+        if auto:
+            remember(auto, drafter, temperature > 0)
+        return timed
 
     return run
+
+
+def way_runner(
+    pair: Pair, way: Way, temperature: float, max_tokens: int, context: int, noise_aware: bool, builder: str
+) -> Runner:
+    """One way of `choose`: with the pair's drafter, with the target's own head, or plainly."""
+    from draftproof.engine.propose import Speculation
+    from draftproof.models.hub import resolve_target
+    from draftproof.models.mtp import MTPDrafter
+    from draftproof.spec.builders import BUILDERS
+
+    assert pair.drafter is not None
+    drafter, budget = pair.drafter, {"none": "none", "auto": "auto", "chain": "chain", "mtp": "chain"}.get(way.kind)
+    if way.kind == "none":
+        return runner(pair, None, None, temperature, max_tokens, context)
+    if way.kind == "mtp":
+        drafter = MTPDrafter.load(resolve_target(pair.name), pair.target, way.number)
+    nodes = way.number if way.kind in ("chain", "ddtree") and way.number else None
+    if way.kind == "chain" and nodes and nodes > drafter.depth:
+        raise UserError("bad-option", f"--way {way.name}: the drafter drafts {drafter.depth}", "lower the width")
+    how = Speculation(nodes or budget or "chain", BUILDERS[builder], noise_aware)
+    if way.kind == "chain":
+        how = Speculation(nodes or "chain", noise_aware=noise_aware)
+    return runner(pair, _own(drafter), how, temperature, max_tokens, context)
+
+
+def _own(drafter: Any) -> Any:
+    """The same weights with caches of one's own, so that several engines may be alive at once."""
+    from copy import copy
+
+    return copy(drafter)
 
 
 def runners(

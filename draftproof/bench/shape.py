@@ -21,10 +21,12 @@ from draftproof.errors import UserError
 if TYPE_CHECKING:
     from draftproof.engine.batch import Batch
     from draftproof.engine.engine import Engine
+    from draftproof.engine.propose import Proposer
     from draftproof.models.dflash import DFlashDrafter
     from draftproof.models.target import Target
 
 CONTEXTS = (1024, 32768)
+NODES = (3, 7, 23, 31, 63, 127)  # drafted nodes of further rounds, beside plain decoding and the drafter's chain
 ROOM = 64  # tokens behind the context: rounds that are timed
 REPEATS = 15
 COPY_BYTES = 2**31
@@ -61,13 +63,16 @@ def run_shape(
     bandwidth = copy_bandwidth(where.value)
     notice(f"{name}: {weight_bytes(target.model) / 2**30:.1f} GiB of target, copy {bandwidth / 1e9:.0f} GB/s")
     parts: list[Part] = []
+    imposed: list[dict[str, Any]] = []
     for context in contexts:
         parts += measure(target, drafter, context)
+        imposed += imposed_acceptance(parts, context, drafter.depth)
     return {
         "shape": name,
         "weights": {"target": weight_bytes(target.model), "drafter": weight_bytes(drafter.model)},
         "bandwidth": bandwidth,
         "parts": [vars(part) | {"floor": part.bytes / bandwidth * 1e3} for part in parts],
+        "imposed": imposed,
         "assumed": [speed_up(parts, context, tau) for context in contexts for tau in taus],
         "provenance": provenance(f"{where.value} ({where.reason})", f"{kind.value} ({kind.reason})"),
     }
@@ -114,8 +119,11 @@ def measure(target: Target, drafter: DFlashDrafter, context: int) -> list[Part]:
         engine, batch, prefill = prefilled(target, drafting, context)
         if drafting:
             parts.append(prefill)
+        begun = len(parts)
         parts += round_parts(engine, batch, context, rows)
-        for part in parts[-4:]:
+        if drafting:
+            parts += [tree_part(engine, batch, context, nodes) for nodes in NODES if nodes != drafting.depth]
+        for part in parts[begun:]:
             notice(f"  context {context}, {part.rows} rows, {part.name}: {part.best:.2f} ms")
         del engine, batch
         empty_cache(target)
@@ -124,9 +132,11 @@ def measure(target: Target, drafter: DFlashDrafter, context: int) -> list[Part]:
 
 def prefilled(target: Target, drafter: DFlashDrafter | None, context: int) -> tuple[Engine, Batch, Part]:
     from draftproof.engine.engine import Engine
+    from draftproof.engine.propose import Speculation
     from draftproof.engine.request import Request
 
-    engine = Engine(target, drafter, context=context + ROOM)
+    how = Speculation(max(NODES)) if drafter else None
+    engine = Engine(target, drafter, context=context + ROOM, how=how)
     prompt = [(7 * i + 11) % target.spec.vocab_size for i in range(context)]
     request = Request(prompt, ROOM)
     batch = engine.admit([request])
@@ -146,7 +156,7 @@ def round_parts(engine: Engine, batch: Batch, context: int, rows: int) -> list[P
     """Draft, verify and commit, and the whole round that `run` takes; each starts from the same committed rows."""
     import torch
 
-    from draftproof.engine.step import step
+    from draftproof.engine.propose import Proposer, Speculation
     from draftproof.spec.tree import chain, visibility
 
     target, cache, drafter = engine.target, engine.cache, engine.drafter
@@ -165,13 +175,8 @@ def round_parts(engine: Engine, batch: Batch, context: int, rows: int) -> list[P
         assert drafter is not None
         drafter.draft(batch.slots, anchors, reach)
 
-    def whole() -> None:
-        cache.lengths.copy_(length)
-        if drafter is not None and drafter.cache is not None:
-            drafter.cache.lengths.copy_(length)
-        batch.budget.fill_(ROOM)
-        step(batch, target, cache, engine.proposer)
-
+    proposer = None if drafter is None else Proposer(drafter, Speculation(), target.spec.vocab_size)
+    whole = whole_round(engine, batch, proposer)
     moved = step_bytes(target, context)
     drafting = 0 if drafter is None else draft_bytes(cast(Any, drafter), target, context)
     parts = [timed(target, "verify and commit", context, rows, moved, verify)]
@@ -179,6 +184,44 @@ def round_parts(engine: Engine, batch: Batch, context: int, rows: int) -> list[P
         parts.append(timed(target, "draft", context, rows, drafting, draft))
     parts.append(timed(target, "whole round", context, rows, moved + drafting, whole))
     return parts
+
+
+def tree_part(engine: Engine, batch: Batch, context: int, nodes: int) -> Part:
+    """The whole round of another budget: a chain of `nodes`, or a tree where they are more than the drafter's depth."""
+    from draftproof.engine.propose import Proposer, Speculation
+
+    target, drafter = engine.target, cast(Any, engine.drafter)
+    moved = step_bytes(target, context) + draft_bytes(drafter, target, context)
+    proposer = Proposer(drafter, Speculation(nodes), target.spec.vocab_size)
+    return timed(target, "whole round", context, nodes + 1, moved, whole_round(engine, batch, proposer))
+
+
+def whole_round(engine: Engine, batch: Batch, proposer: Proposer | None) -> Callable[[], None]:
+    """What `run` does in a round, always from the same committed rows."""
+    from draftproof.engine.step import step
+
+    length, drafter = engine.cache.lengths.clone(), engine.drafter
+
+    def act() -> None:
+        engine.cache.lengths.copy_(length)
+        if drafter is not None and drafter.cache is not None:
+            drafter.cache.lengths.copy_(length)
+        batch.budget.fill_(ROOM)
+        batch.left = [ROOM]
+        step(batch, engine.target, engine.cache, proposer)
+
+    return act
+
+
+def imposed_acceptance(parts: list[Part], context: int, depth: int) -> list[dict[str, Any]]:
+    """Every measured budget, and the measured choice among them, at imposed acceptance (`imposed.py`)."""
+    from draftproof.bench.imposed import table
+    from draftproof.spec.budget import Costs
+
+    rounds = {p.rows - 1: p.best / 1e3 for p in parts if p.context == context and p.name == "whole round"}
+    draft = next(p.best / 1e3 for p in parts if p.context == context and p.name == "draft")
+    nodes = tuple(sorted(rounds))
+    return table(Costs(nodes, (context,), (tuple(rounds[n] for n in nodes),), (draft,)), context, depth)
 
 
 def timed(target: Target, name: str, context: int, rows: int, moved: int, act: Callable[[], None]) -> Part:
@@ -280,7 +323,8 @@ def copy_bandwidth(device: str) -> float:
 def speed_up(parts: list[Part], context: int, tau: float) -> dict[str, Any]:
     """tokens/s of plain rounds and of drafted rounds that emit `tau` tokens each."""
     rounds = {p.rows: p.best for p in parts if p.context == context and p.name == "whole round"}
-    (plain, drafted) = (rounds[rows] for rows in sorted(rounds))
+    block = next(p.rows for p in parts if p.name == "draft")
+    plain, drafted = rounds[1], rounds[block]
     rates = {"plain": 1e3 / plain, "drafted": tau * 1e3 / drafted}
     return {"context": context, "assumed_tau": tau, **rates, "ratio": rates["drafted"] / rates["plain"]}
 

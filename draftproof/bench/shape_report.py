@@ -8,6 +8,16 @@ from rich.console import Console
 from rich.table import Table
 
 
+def _imposed(rows: list[dict[str, Any]]) -> Table:
+    """Nodes 0 is plain decoding; auto is the product's choice among the measured rounds."""
+    budgets = list(rows[0]["tau"])
+    table = Table("context", "imposed", "", *(f"{b} nodes" if b.isdigit() else b for b in budgets))
+    for row in rows:
+        table.add_row(str(row["context"]), row["profile"], "tau", *(f"{row['tau'][b]:.2f}" for b in budgets))
+        table.add_row("", "", "tokens/s", *(f"{row['tokens_per_second'][b]:.1f}" for b in budgets))
+    return table
+
+
 def print_shape(result: dict[str, Any]) -> None:
     console = Console(highlight=False, width=118)
     weights = result["weights"]
@@ -32,6 +42,7 @@ def print_shape(result: dict[str, Any]) -> None:
             f"context {row['context']}, tau {row['assumed_tau']:g} assumed: {row['drafted']:.1f} tokens/s against "
             f"{row['plain']:.1f} plain, ratio {row['ratio']:.2f}"
         )
+    console.print(_imposed(result["imposed"]))
     p = result["provenance"]
     console.print(
         f"{p['device']}; {p['dtype']}; torch {p['versions']['torch']}, transformers {p['versions']['transformers']}"

@@ -32,6 +32,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Pair:
+    name: str  # of the target, as it was asked for
     target: Target
     drafter: DFlashDrafter | MTPDrafter | None
     tokenizer: Any
@@ -64,7 +65,7 @@ def load_pair(target: str, drafter: str | None, *, mtp: int = 0, dtype: str = "a
         drafting = DFlashDrafter.load(drafter_folder, loaded)
     elif mtp:
         drafting = MTPDrafter.load(target_folder, loaded, mtp)
-    return Pair(loaded, drafting, load_tokenizer(target_folder), where, kind)
+    return Pair(target, loaded, drafting, load_tokenizer(target_folder), where, kind)
 
 
 def check_drafter(folder: Path, target: TargetSpec, target_folder: Path) -> None:

@@ -68,6 +68,27 @@ class Waiting:
 
 
 @dataclass
+class Watched:
+    """Trees of the measured choice whose fate is not told yet: the first `nodes` behind the root were verified; with 0
+    none was, and the target's plain text goes on to tell which of them it would have followed."""
+
+    trees: list[tuple[Nodes, str]]
+    nodes: int
+    paths: list[list[int]]  # of the requests, as far as known
+    open: list[bool]  # the path may go on
+
+    def go_on(self, tokens: list[list[int]]) -> None:
+        """The next tokens of every request, in plain rounds."""
+        for row, (tree, _) in enumerate(self.trees):
+            for token in tokens[row]:
+                child = tree.child(self.paths[row][-1], token) if self.open[row] else None
+                if child is None:
+                    self.open[row] = False
+                    break
+                self.paths[row].append(child)
+
+
+@dataclass
 class Proposer:
     """A drafter under one `Speculation`. auto: the measured choice, for the budget "auto"."""
 
@@ -76,7 +97,7 @@ class Proposer:
     vocab: int
     auto: Auto | None = None
     _waiting: list[Waiting] = field(default_factory=list)
-    _drafted: tuple[list[tuple[Nodes, str]], int] | None = None  # the round's trees on the host, nodes verified
+    _watched: Watched | None = None  # what the measured choice waits to hear of
 
     @property
     def most(self) -> int:
@@ -91,13 +112,13 @@ class Proposer:
     def propose(self, batch: Batch, positions: Tensor, reach: int) -> Round:
         """positions [R] of the anchors; reach: a bound on committed rows and this round's together."""
         levels = min(self.drafter.depth, max(batch.left))  # a deeper node would lie behind the last token
-        self._drafted = None
         if levels < 1 or self.how.budget == "none":
             return Round(chain(batch.anchors))
         if self.auto and not self.auto.drafts():
             self.auto.plain(1.0)
             return Round(chain(batch.anchors))
         self._take_in()
+        self._told(over=False)
         noise = noise_for(batch.sampling, positions, self.drafter.depth, self.vocab)
         rescore = noise_aware(batch.sampling, noise) if self.how.noise_aware else None
         budget = min(self.most, levels) if self.how.budget == "chain" else self.most
@@ -119,13 +140,15 @@ class Proposer:
 
     def _chosen(self, auto: Auto, batch: Batch, tree: Tree) -> int:
         """The measured number of nodes; one copy to the host where the tree lies on a device."""
-        packed = torch.cat([tree.parent.double(), tree.depth.double(), tree.logw.double(), tree.n[:, None].double()], 1)
-        trees, size = [], tree.nodes
+        whole = [t.double() for t in (tree.token, tree.parent, tree.depth)]
+        packed = torch.cat([*whole, tree.logw.double(), tree.n[:, None].double()], 1)
+        trees, size, usual = [], tree.nodes, [not s for s in batch.sequential] or [True] * len(batch.left)
         for row, (line, left) in enumerate(zip(packed.tolist(), batch.left, strict=True)):
-            parent, depth = ([int(v) for v in line[i * size : (i + 1) * size]] for i in range(2))
-            trees.append((Nodes.of(parent, depth, line[2 * size : -1], int(line[-1]) if left else 1), batch.kinds[row]))
+            token, parent, depth = ([int(v) for v in line[i * size : (i + 1) * size]] for i in range(3))
+            n = int(line[-1]) if left and usual[row] else 1  # a request that drafts a chain of its own teaches nothing
+            trees.append((Nodes.of(token, parent, depth, line[3 * size : -1], n), batch.kinds[row]))
         nodes = auto.choose([t for t, left in zip(trees, batch.left, strict=True) if left], batch.longest)
-        self._drafted = trees, nodes
+        self._watched = Watched(trees, nodes, [[0] for _ in trees], [bool(n) for n in batch.left])
         return min(nodes, tree.nodes - 1)
 
     def _guarded(self, batch: Batch, dist: DraftDist, tree: Tree) -> Tree:
@@ -138,12 +161,26 @@ class Proposer:
         return tree.padded(bucket(tree.nodes)) if padded and not tree.chain else tree
 
     def learn(self, taken: Accepted) -> None:
-        """What the walk says of the measured choice's promises."""
-        if self.auto and self._drafted and self._drafted[1]:
-            trees, nodes = self._drafted
+        """What the walk, or in a pause the plain text, says of the measured choice's promises."""
+        watched = self._watched
+        if self.auto is None or watched is None:
+            return
+        if watched.nodes:
             ends = (taken.drafts + 1).tolist()
             paths = [path[:end] for path, end in zip(taken.path.tolist(), ends, strict=True)]
-            self.auto.learn(trees, paths, nodes)
+            self.auto.learn(watched.trees, paths, watched.nodes)
+            self._watched = None
+            return
+        counts = taken.counts.tolist()
+        watched.go_on([tokens[:count] for tokens, count in zip(taken.tokens.tolist(), counts, strict=True)])
+        if not any(watched.open):
+            self._told(over=True)
+
+    def _told(self, over: bool) -> None:
+        """The watched trees' fate is known as far as it will be; unless it is over, their last nodes are still open."""
+        if self.auto and self._watched and not self._watched.nodes:
+            self.auto.learn(self._watched.trees, self._watched.paths, self.auto.most, over)
+        self._watched = None
 
     # --- the drafter's context ------------------------------------------------------------------------
 
@@ -177,4 +214,5 @@ class Proposer:
     def drop(self, slots: Slots) -> None:
         """New requests in these slots (an engine gives all its slots at once)."""
         self._waiting.clear()
+        self._watched = None
         self.drafter.drop(slots)

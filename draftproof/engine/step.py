@@ -59,7 +59,8 @@ def choices(batch: Batch, logits: Tensor, proposed: Round, positions: Tensor) ->
         shaped = scores.expand(1, node + 1, -1)
         return int(choose(shaped, path, positions[own, : node + 1], one)[0, -1])
 
-    logits = process(logits, tree, batch.texts, batch.processors, pick)
+    stops = batch.stops.tolist() if any(batch.processors) else []
+    logits = process(logits, tree, batch.texts, batch.processors, pick, stops, batch.left)
     return choose(logits, tree, positions, batch.sampling, noise)
 
 

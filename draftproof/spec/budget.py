@@ -20,6 +20,7 @@ MODES = ("auto", "none", "chain")
 HYSTERESIS = 0.03  # another budget must promise this much more before it replaces the last one
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # tokens decoded plainly before the drafter is asked again
 SMOOTH = 0.2  # weight of the newest round in the running ratio
+BENEFIT = 0.05  # of the doubt: how far above plain decoding the ratio starts, so that one dull passage does not decide
 MEMORY = 400.0  # followed branches that a calibration remembers
 PRIOR = 8.0  # branches' worth of trust in the drafter's own probabilities
 
@@ -28,10 +29,7 @@ def parse_budget(text: str) -> str | int:
     """auto, none, chain, or a number of nodes from 1 to MOST_NODES. Errors: bad-option."""
     if text in MODES:
         return text
-    try:
-        nodes = int(text)
-    except ValueError:
-        nodes = 0
+    nodes = int(text) if text.isascii() and text.isdecimal() else 0
     if not 1 <= nodes <= MOST_NODES:
         raise UserError(
             "bad-option", f"a budget of {text!r} nodes", f"use auto, none, chain, or 1 to {MOST_NODES} nodes"
@@ -116,13 +114,16 @@ class Nodes:
     """One request's tree on the host, in order, the root first: parent, depth, conditional probability given the parent
     as the drafter has it, and whether the node lies on the spine (every node on its path is its parent's first)."""
 
+    token: list[int]
     parent: list[int]
     depth: list[int]
     chance: list[float]
     spine: list[bool]
 
     @classmethod
-    def of(cls, parent: Sequence[int], depth: Sequence[int], logw: Sequence[float], n: int) -> Nodes:
+    def of(
+        cls, token: Sequence[int], parent: Sequence[int], depth: Sequence[int], logw: Sequence[float], n: int
+    ) -> Nodes:
         from math import exp
 
         chance, spine, begun = [1.0], [True], {-1}
@@ -131,7 +132,12 @@ class Nodes:
             chance.append(exp(logw[node] - logw[above]))
             spine.append(spine[above] and above not in begun)
             begun.add(above)
-        return cls(list(parent[:n]), list(depth[:n]), chance, spine)
+        return cls(list(token[:n]), list(parent[:n]), list(depth[:n]), chance, spine)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that carries `token`."""
+        places = range(node + 1, len(self.parent))
+        return next((i for i in places if self.parent[i] == node and self.token[i] == token), None)
 
     def key(self, node: int) -> int:
         """What the calibration knows the node's children by."""
@@ -146,14 +152,16 @@ class Nodes:
             gains.append(gains[-1] + reach[-1])
         return gains
 
-    def learn(self, calibration: Calibration, path: Sequence[int], nodes: int) -> None:
-        """path: accepted nodes, the root first; `nodes` were in the tree, the root included."""
+    def learn(self, calibration: Calibration, path: Sequence[int], nodes: int, over: bool = True) -> None:
+        """path: followed nodes, the root first; `nodes` were in the tree, root included; unless it is `over`, nobody
+        knows yet where the last of them leads."""
         promised: dict[int, float] = {}
         for node in range(1, min(nodes, len(self.parent))):
             if self.parent[node] in path:
                 promised[self.parent[node]] = promised.get(self.parent[node], 0.0) + self.chance[node]
         for node, mass in promised.items():
-            calibration.learn(self.key(node), mass, node != path[-1])
+            if over or node != path[-1]:
+                calibration.learn(self.key(node), mass, node != path[-1])
 
 
 @dataclass
@@ -162,7 +170,7 @@ class Auto:
 
     costs: Costs
     calibrations: dict[str, Calibration] = field(default_factory=dict)
-    ratio: float = 1.0  # running tokens a second of drafted rounds over plain ones
+    ratio: float = 1.0 + 2 * BENEFIT  # running tokens a second of drafted rounds over plain ones
     pause: int = FIRST_PAUSE  # tokens of the next pause
     waiting: float = 0.0  # tokens left of this one
     last: int = 0
@@ -192,14 +200,17 @@ class Auto:
     def _judge(self, ratio: float) -> None:
         self.ratio += SMOOTH * (ratio - self.ratio)
         if self.ratio < 1.0:
-            self.waiting, self.pause, self.ratio = self.pause, min(2 * self.pause, LONGEST_PAUSE), 1.0
-        elif ratio > 1.0:
+            self.waiting, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
+            self.ratio = 1.0 + BENEFIT
+        elif self.ratio > 1.0 + BENEFIT:
             self.pause = FIRST_PAUSE
 
-    def learn(self, trees: Sequence[tuple[Nodes, str]], paths: Sequence[Sequence[int]], nodes: int) -> None:
-        """After the walk: the accepted path of every tree, of which the first `nodes` behind the root were verified."""
+    def learn(
+        self, trees: Sequence[tuple[Nodes, str]], paths: Sequence[Sequence[int]], nodes: int, over: bool = True
+    ) -> None:
+        """The followed path of every tree, of which the first `nodes` behind the root count."""
         for (tree, name), path in zip(trees, paths, strict=True):
-            tree.learn(self._calibration(name), path, nodes + 1)
+            tree.learn(self._calibration(name), path, nodes + 1, over)
 
     def plain(self, tokens: float) -> None:
         """`tokens` a request were decoded without a draft."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from draftproof.models.dflash import DraftDist, Scorer
-from draftproof.spec.tree import NO_PARENT, ROOT, Tree
+from draftproof.spec.tree import NO_PARENT, ROOT, Tree, chain
 
 WIDEST = 64  # candidates of a depth; more are never among the likeliest nodes of a budget that runs here
 
@@ -50,8 +50,12 @@ def width_for(budget: int, vocab: int) -> int:
 
 def build(kind: Builder, anchor: Tensor, dist: DraftDist, budget: int, levels: int | None = None) -> Tree:
     """The tree of `budget` nodes and the root: anchor int64 [R], dist [R, D, k]; nodes no deeper than `levels`."""
+    depth = dist.ids.shape[1]
+    levels = depth if levels is None else min(levels, depth)
+    if levels < 1:
+        return chain(anchor)
     form = heap if anchor.device.type == "cpu" else frontier
-    return form(kind, anchor, dist, budget, dist.ids.shape[1] if levels is None else min(levels, dist.ids.shape[1]))
+    return form(kind, anchor, dist, budget, levels)
 
 
 # --- heap -----------------------------------------------------------------------------------------------
@@ -113,6 +117,8 @@ def grow(kind: Builder, root: int, children: Children, budget: int, levels: int)
     node = 0
     while kind.spine and tree.depth[node] < levels and len(tree.token) <= budget:
         offer(node, 1)
+        if known[node][0][0] == -math.inf:
+            break
         node = take(node, 0)
     if not kind.spine:
         offer(0, 0)
@@ -189,7 +195,8 @@ def _next_level(kind: Builder, dist: DraftDist, above: Level, depth: int, budget
     weight = (above.weight[:, :, None] + logp.double()).flatten(1)
     spine = torch.zeros_like(weight, dtype=torch.bool)
     if kind.spine:
-        spine[:, 0] = above.spine[:, 0]  # the spine's own best child is the first of the first
+        # the spine's own best child is the first of the first
+        spine[:, 0] = above.spine[:, 0] & (weight[:, 0] > -torch.inf)
     key = weight.masked_fill(spine, torch.inf)
     kept = key.sort(dim=1, descending=True, stable=True).indices[:, :budget]
     return Level(ids.flatten(1).gather(1, kept), weight.gather(1, kept), kept // width, spine.gather(1, kept))

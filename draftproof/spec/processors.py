@@ -33,9 +33,12 @@ def process(
     texts: Sequence[Sequence[int]],
     processors: Sequence[Sequence[Processor]],
     pick: Callable[[Tensor, int, int], int],
+    stops: Sequence[int] = (),
+    left: Sequence[int] = (),
 ) -> Tensor:
     """logits [R, N, V] behind each request's own processors. pick(scores [V], request, node) -> the token that the
-    target would choose there: how far to ask a stateful processor. Nodes that cannot be reached keep their logits."""
+    target would choose there: how far to ask a stateful processor. It is not asked behind a token of `stops`, nor for
+    more than the `left` tokens of its request. Nodes that cannot be reached keep their logits."""
     if not any(processors):
         return logits
     logits = logits.float().clone()
@@ -49,11 +52,9 @@ def process(
         for node, ids in enumerate(paths):
             for processor in own:
                 logits[row, node] = processor(ids, logits[row, node])
-            last = node + 1 == len(paths)
-            if (
-                any(p.stateful for p in own)
-                and not last
-                and pick(logits[row, node], row, node) != tokens[row][node + 1]
-            ):
+            if not any(p.stateful for p in own):
+                continue
+            ended = node + 1 == len(paths) or (bool(left) and node + 1 >= left[row]) or tokens[row][node + 1] in stops
+            if ended or pick(logits[row, node], row, node) != tokens[row][node + 1]:
                 break
     return logits

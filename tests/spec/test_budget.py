@@ -1,0 +1,416 @@
+"""The measured budget: costs between measurements, promises against what the target did, and the choice itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import isotonic_regression
+
+from draftproof.errors import UserError
+from draftproof.models.dflash import DraftDist
+from draftproof.spec import budget as module
+from draftproof.spec.budget import (
+    FIRST_PAUSE,
+    HYSTERESIS,
+    LONGEST_PAUSE,
+    MEMORY,
+    PRIOR,
+    Auto,
+    Calibration,
+    Costs,
+    Nodes,
+    parse_budget,
+    rising,
+)
+from draftproof.spec.builders import SPINE_FIRST, heap
+from draftproof.spec.tree import MOST_NODES
+
+FEW = settings(deadline=None, max_examples=60, derandomize=True, database=None)
+
+
+# --- the option -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"), [("auto", "auto"), ("none", "none"), ("chain", "chain"), ("1", 1), ("64", 64), ("256", 256)]
+)
+def test_a_budget_is_a_word_or_a_number_of_nodes(text: str, budget: str | int) -> None:
+    assert parse_budget(text) == budget
+
+
+@pytest.mark.parametrize("text", ["0", "-1", str(MOST_NODES + 1), "x", "1.5", "", "Auto", "9" * 5000])
+def test_other_budgets_are_refused(text: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_budget(text)
+    assert error.value.code == "bad-option" and str(MOST_NODES) in error.value.fix
+
+
+# --- costs ------------------------------------------------------------------------------------------
+
+STEPS = Costs((0, 7, 8, 15), (100, 300), ((1.0, 2.0, 2.0, 5.0), (2.0, 2.0, 4.0, 5.0)), (0.5, 1.5))
+
+
+@pytest.mark.parametrize(
+    ("context", "seconds", "draft"),
+    [
+        (0, [1, 2, 2, 5], 0.5),
+        (100, [1, 2, 2, 5], 0.5),
+        (150, [1.25, 2, 2.5, 5], 0.75),
+        (200, [1.5, 2, 3, 5], 1.0),
+        (300, [2, 2, 4, 5], 1.5),
+        (9999, [2, 2, 4, 5], 1.5),
+    ],
+)
+def test_costs_are_linear_between_contexts_and_constant_beyond(
+    context: int, seconds: list[float], draft: float
+) -> None:
+    """Steps that are real, 2 -> 5 here, stay as they are."""
+    assert STEPS.at(context) == pytest.approx(seconds)
+    assert STEPS.drafting(context) == pytest.approx(draft)
+
+
+def check_rising(values: Sequence[float], fit: Callable[[Sequence[float]], list[float]] = rising) -> None:
+    assert fit(values) == pytest.approx(isotonic_regression(values).x, abs=1e-9)
+
+
+@FEW
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=12))
+def test_costs_never_fall_and_are_the_closest_that_do_not(values: list[float]) -> None:
+    check_rising(values)
+    seconds = Costs(tuple(range(len(values))), (1,), (tuple(values),), (0.0,)).at(1)
+    assert seconds == rising(values) and all(np.diff(seconds) >= -1e-9)
+
+
+def test_control_rising() -> None:
+    """A running maximum and a pooling that looks back once only rise as well or nearly, and are not the closest."""
+
+    def running_max(values: Sequence[float]) -> list[float]:
+        return np.maximum.accumulate(values).tolist()
+
+    check_rising([1.0, 2.0, 2.0, 5.0], running_max)
+    with pytest.raises(AssertionError):
+        check_rising([1.0, 3.0, 2.0, 5.0], running_max)
+    check_rising([3.0, 3.0, 0.0])
+    with pytest.raises(AssertionError):
+        check_rising([3.0, 3.0, 0.0], lambda v: [v[0], (v[1] + v[2]) / 2, (v[1] + v[2]) / 2])
+
+
+# --- promises ---------------------------------------------------------------------------------------
+
+
+def nodes_of(parent: list[int], chance: list[float]) -> Nodes:
+    """Through `Nodes.of`, as the engine makes them."""
+    depth, logw = [0], [0.0]
+    for node in range(1, len(parent)):
+        depth.append(depth[parent[node]] + 1)
+        logw.append(logw[parent[node]] + math.log(chance[node]))
+    token = list(range(len(parent)))
+    return Nodes.of([*token, 0, 0], [*parent, -2, -2], [*depth, 0, 0], [*logw, -math.inf, -math.inf], len(parent))
+
+
+#   root -> 1 -> 2, 5;  root -> 3 -> 4
+FORK = nodes_of([-1, 0, 1, 0, 3, 1], [1, 0.5, 0.8, 0.25, 0.4, 0.1])
+
+
+def test_nodes_know_chances_and_the_spine() -> None:
+    assert FORK.parent == [-1, 0, 1, 0, 3, 1] and FORK.depth == [0, 1, 2, 1, 2, 2]
+    assert FORK.chance == pytest.approx([1, 0.5, 0.8, 0.25, 0.4, 0.1])
+    assert FORK.spine == [True, True, True, False, False, False]
+    assert [FORK.key(node) for node in range(6)] == [0, 1, 2, -1, -1, -1]
+    alone = Nodes.of([7, 0], [-1, -2], [0, 0], [0.0, -math.inf], 1)
+    assert alone.gains(Calibration()) == [0.0]
+
+
+def check_gains(tree: Nodes, calibration: Calibration) -> None:
+    reach = [math.prod(tree.chance[n] for n in path(tree, node)) for node in range(1, len(tree.parent))]
+    assert tree.gains(calibration) == pytest.approx(np.cumsum([0.0, *reach]).tolist())
+
+
+def path(tree: Nodes, node: int) -> list[int]:
+    return [] if node < 0 else [*path(tree, tree.parent[node]), node]
+
+
+def test_gains_are_the_sums_of_path_probabilities() -> None:
+    check_gains(FORK, Calibration())
+    assert FORK.gains(Calibration()) == pytest.approx([0, 0.5, 0.9, 1.15, 1.25, 1.30])
+    with pytest.raises(AssertionError):  # control: a calibration that is not 1
+        check_gains(FORK, Calibration({1: 0.0}, {1: 9.0}))
+
+
+def test_gains_are_corrected_by_the_parents_depth_and_no_chance_exceeds_one() -> None:
+    calibration = Calibration({0: 0.0, -1: 100.0}, {0: PRIOR, -1: 0.0})  # halved behind the root, times 13.5 off it
+    assert FORK.gains(calibration) == pytest.approx(np.cumsum([0, 0.25, 0.2, 0.125, 0.125, 0.025]).tolist())
+
+
+# --- calibration ------------------------------------------------------------------------------------
+
+
+def taught(tree: Nodes, calibration: Calibration, paths: Sequence[list[int]], nodes: int = MOST_NODES) -> Calibration:
+    for taken in paths:
+        tree.learn(calibration, taken, nodes)
+    return calibration
+
+
+def test_the_factor_moves_from_the_promise_to_what_was_seen() -> None:
+    calibration, seen = Calibration(), [1.0]
+    for i in range(3000):
+        calibration.learn(2, 0.8, i % 5 < 2)  # 40 %
+        seen.append(calibration.factor(2))
+    assert seen[-1] == pytest.approx(0.5, abs=0.02) and abs(seen[20] - 1) < abs(seen[200] - 1)
+    assert calibration.promised[2] == pytest.approx(0.8 * MEMORY, rel=1e-2)  # old branches are forgotten
+    assert calibration.factor(3) == 1.0
+    for _ in range(2000):
+        calibration.learn(2, 0.8, True)
+    assert calibration.factor(2) == pytest.approx(1.25, abs=0.02)
+
+
+def test_expected_gains_come_near_the_truth_of_an_overconfident_drafter() -> None:
+    """Promised 0.8 a depth, followed 0.4: from 0.8 + 0.64 + 0.51 to 0.4 + 0.16 + 0.064."""
+    line, draw, calibration = nodes_of([-1, 0, 1, 2], [1, 0.8, 0.8, 0.8]), random.Random(0), Calibration()
+    truth = np.cumsum([0, 0.4, 0.16, 0.064]).tolist()
+    assert line.gains(calibration)[-1] == pytest.approx(1.952)
+    for _ in range(1500):
+        length = next((i for i in range(3) if draw.random() >= 0.4), 3)
+        line.learn(calibration, list(range(length + 1)), 4)
+    assert line.gains(calibration) == pytest.approx(truth, abs=0.08)
+    blind = Calibration()  # control: what was never taught stays far off
+    assert line.gains(blind) != pytest.approx(truth, abs=0.08)
+
+
+def test_only_parents_that_the_walk_reached_count() -> None:
+    rejected = taught(FORK, Calibration(), [[0]])
+    assert rejected.as_dict() == {"0": [0.0, pytest.approx(0.75)]}
+    spine = taught(FORK, Calibration(), [[0, 1, 2]])  # node 2 has no children in the tree: nothing to learn there
+    assert spine.as_dict() == {"0": [1.0, pytest.approx(0.75)], "1": [1.0, pytest.approx(0.9)]}
+
+
+def test_parents_off_the_spine_count_together() -> None:
+    aside = taught(FORK, Calibration(), [[0, 3]])
+    assert aside.as_dict() == {"0": [1.0, pytest.approx(0.75)], "-1": [0.0, pytest.approx(0.4)]}
+    assert taught(FORK, aside, [[0, 3, 4]]).followed[-1] == pytest.approx(1.0)
+
+
+def test_only_nodes_that_were_verified_count() -> None:
+    """Of 4 nodes, root included, node 4 and 5 were never sent."""
+    assert taught(FORK, Calibration(), [[0, 3]], 4).as_dict() == {"0": [1.0, pytest.approx(0.75)]}
+    short = taught(FORK, Calibration(), [[0, 1]], 2)
+    assert short.as_dict() == {"0": [1.0, pytest.approx(0.5)]}
+    auto = Auto(STEPS)
+    auto.learn([(FORK, "prose")], [[0, 1]], nodes=1)  # the root is not counted here
+    assert auto.calibrations["prose"] == short
+
+
+@FEW
+@given(st.lists(st.sampled_from([[0], [0, 1], [0, 1, 2], [0, 3], [0, 3, 4], [0, 1, 5]]), max_size=20))
+def test_a_calibration_survives_json(paths: list[list[int]]) -> None:
+    calibration = taught(FORK, Calibration(), paths)
+    again = Calibration.from_dict(json.loads(json.dumps(calibration.as_dict())))
+    assert again == calibration and FORK.gains(again) == FORK.gains(calibration)
+
+
+# --- the choice -------------------------------------------------------------------------------------
+
+OPTIONS = (0, 4, 8, 16, 32)
+
+
+def costs(*seconds: float, draft: float = 0.1, nodes: tuple[int, ...] = OPTIONS) -> Costs:
+    return Costs(nodes, (1,), (seconds,), (draft,))
+
+
+def line_of(length: int, chance: float) -> Nodes:
+    return nodes_of(list(range(-1, length)), [1.0] + [chance] * length)
+
+
+def test_flat_costs_choose_the_largest_budget() -> None:
+    auto = Auto(costs(1, 1, 1, 1, 1))
+    assert auto.choose([(line_of(32, 0.9), "")], 50) == 32 == auto.last and auto.drafts()
+    steep = Auto(costs(1, 5, 9, 17, 33))  # control: the same tree, where every node costs
+    assert steep.choose([(line_of(32, 0.9), "")], 50) == 0 == steep.last
+
+
+def looks(auto: Auto, tree: Nodes, most: int = 12) -> int:
+    """Rounds that draft until a pause begins: bounded, and all of them choose no drafts."""
+    for look in range(1, most + 1):
+        assert auto.drafts() and auto.choose([(tree, "")], 50) == 0
+        if not auto.drafts():
+            return look
+    raise AssertionError("no pause")
+
+
+def pause(auto: Auto) -> int:
+    """Tokens decoded plainly until the drafter is asked again."""
+    tokens = 0
+    while not auto.drafts():
+        auto.plain(1.0)
+        tokens += 1
+    return tokens
+
+
+def test_linear_costs_and_low_chances_choose_none_and_pause_ever_longer() -> None:
+    auto = Auto(costs(1, 5, 9, 17, 33))
+    pauses = []
+    for _ in range(7):
+        looks(auto, line_of(32, 0.3))
+        pauses.append(pause(auto))
+    assert pauses == [16, 32, 64, 128, 256, 256, 256]
+    assert pauses[0] == FIRST_PAUSE and pauses[-1] == LONGEST_PAUSE
+    with pytest.raises(AssertionError):  # control: drafts that pay
+        looks(Auto(costs(1, 1, 1, 1, 1)), line_of(32, 0.3))
+
+
+def test_a_good_look_ends_the_pausing() -> None:
+    auto = Auto(costs(1, 2, 3, 4, 5))
+    bad, good = line_of(32, 0.1), line_of(32, 0.95)
+    for _ in range(3):
+        looks(auto, bad)
+        pause(auto)
+    assert auto.pause == 8 * FIRST_PAUSE
+    assert auto.choose([(good, "")], 50) > 0
+    assert auto.pause == FIRST_PAUSE and auto.drafts()
+    auto.choose([(bad, "")], 50)  # one bad look behind a good one is no reason for a pause
+    assert auto.drafts()
+    looks(auto, bad)
+    assert pause(auto) == FIRST_PAUSE
+
+
+def test_the_budget_before_a_cliff_is_taken() -> None:
+    assert Auto(costs(1, 1.1, 1.1, 1.1, 3)).choose([(line_of(32, 0.85), "")], 50) == 16
+    assert Auto(costs(1, 1.1, 1.1, 3, 3)).choose([(line_of(32, 0.85), "")], 50) == 8
+    assert Auto(costs(1, 1.1, 3, 3, 3)).choose([(line_of(32, 0.85), "")], 50) == 4
+
+
+def test_a_tree_smaller_than_an_option_gains_no_more_there() -> None:
+    assert Auto(costs(1, 1.1, 1.2, 1.3, 1.4)).choose([(line_of(3, 0.9), "")], 50) == 4
+
+
+def test_requests_share_a_budget_and_have_their_own_calibrations() -> None:
+    """Two requests with equal trees: what one kind learned leaves the other's promises alone."""
+    auto = Auto(costs(1, 1.5, 2.2, 3.5, 6))
+    tree = line_of(32, 0.9)
+    free = auto.choose([(tree, "code"), (tree, "prose")], 50)
+    auto.calibrations["prose"] = Calibration(dict.fromkeys(range(32), 0.0), dict.fromkeys(range(32), 400.0))
+    gains = [tree.gains(auto.calibrations[name]) for name in ("code", "prose")]
+    assert gains[0] == tree.gains(Calibration()) and gains[1][-1] < 0.1
+    auto.last = 0
+    assert 0 < auto.choose([(tree, "code"), (tree, "prose")], 50) < free
+
+
+def test_an_option_must_promise_more_than_the_hysteresis_to_replace_the_last_one() -> None:
+    """A tree of 4 nodes gains as much with 8: only the seconds differ."""
+    for more, chosen in ((0.9 * HYSTERESIS, 8), (1.1 * HYSTERESIS, 4)):
+        auto = Auto(costs(1, 1.0, 1.0 + more, 9, 9), last=8)
+        assert auto.choose([(line_of(4, 0.9), "")], 50) == chosen
+        fresh = Auto(costs(1, 1.0, 1.0 + more, 9, 9))  # control: without a last one the best is taken at once
+        assert fresh.choose([(line_of(4, 0.9), "")], 50) == 4
+
+
+# --- 2000 rounds ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class World:
+    """Trees of a drafter, and a target that follows a branch with `honest` (off the spine `aside`) of its chance."""
+
+    trees: list[Nodes]
+    costs: Costs
+    honest: float
+    aside: float
+
+    def truth(self, tree: Nodes) -> list[float]:
+        """Accepted drafts expected of the first 0, 1, 2, ... nodes."""
+        reach, sums = [1.0], [0.0]
+        for node in range(1, len(tree.parent)):
+            reach.append(reach[tree.parent[node]] * self.chance(tree, node))
+            sums.append(sums[-1] + reach[-1])
+        return sums
+
+    def chance(self, tree: Nodes, node: int) -> float:
+        return tree.chance[node] * (self.honest if tree.spine[tree.parent[node]] else self.aside)
+
+    def walk(self, tree: Nodes, nodes: int, draw: random.Random) -> list[int]:
+        taken = [0]
+        while True:
+            left = draw.random()
+            for node in range(1, min(nodes + 1, len(tree.parent))):
+                if tree.parent[node] == taken[-1]:
+                    left -= self.chance(tree, node)
+                    if left < 0:
+                        taken.append(node)
+                        break
+            else:
+                return taken
+
+    def fixed(self) -> list[float]:
+        """Seconds a token of every option, taken always."""
+        sums = [self.truth(tree) for tree in self.trees]
+        tokens = [1 + np.mean([s[min(n, len(s) - 1)] for s in sums]) for n in self.costs.nodes]
+        return [float(s / t) for s, t in zip(self.costs.at(1), tokens, strict=True)]
+
+    def auto(self, rounds: int = 2000) -> float:
+        """Seconds a token of the measured choice, what it learned from walks and what its looks cost included."""
+        auto, draw, sums = Auto(self.costs), random.Random(0), [self.truth(tree) for tree in self.trees]
+        price = dict(zip(self.costs.nodes, self.costs.at(1), strict=True))
+        spent, tokens = 0.0, 0.0
+        for _ in range(rounds):
+            if not auto.drafts():
+                auto.plain(1.0)
+                spent, tokens = spent + price[0], tokens + 1
+                continue
+            which = draw.randrange(len(self.trees))
+            tree = [(self.trees[which], "")]
+            nodes = auto.choose(tree, 1)
+            spent += price[nodes] + (0 if nodes else self.costs.drafting(1))
+            tokens += 1 + sums[which][min(nodes, len(sums[which]) - 1)]  # the mean of what a walk emits: no luck
+            if nodes:
+                auto.learn(tree, [self.walk(tree[0][0], nodes, draw)], nodes)
+        return spent / tokens
+
+
+def drafted_trees(count: int = 12) -> list[Nodes]:
+    """Spine-first trees of 32 nodes over 6 depths, some drafts sure and some not."""
+    make = torch.Generator().manual_seed(0)
+    spread = torch.linspace(2.5, 4.0, count)[:, None, None]
+    logits = spread * torch.randn(count, 6, 24, generator=make)
+    best, ids = logits.log_softmax(-1).topk(8)
+    tree = heap(SPINE_FIRST, torch.zeros(count, dtype=torch.long), DraftDist(ids, best), 32, 6)
+    columns = (tree.token.tolist(), tree.parent.tolist(), tree.depth.tolist(), tree.logw.tolist(), tree.n.tolist())
+    return [Nodes.of(*line) for line in zip(*columns, strict=True)]
+
+
+SIZES = (0, 3, 6, 16, 32)
+TREES = drafted_trees()
+WORLDS = {  # and the best fixed option: every drafter promises more than the target follows
+    "flat": (World(TREES, costs(1, 1.25, 1.27, 1.3, 1.32, draft=0.2, nodes=SIZES), 0.5, 0.3), 32),
+    "a cliff behind the chain": (World(TREES, costs(1, 1.3, 1.32, 3, 3.2, draft=0.2, nodes=SIZES), 0.7, 0.4), 6),
+    "every node costs": (World(TREES, costs(1, 2.2, 3.5, 7, 13, draft=0.2, nodes=SIZES), 0.5, 0.3), 0),
+}
+
+
+def check_choice(world: World) -> None:
+    assert world.auto() <= 1.03 * min(world.fixed())
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_measured_choice_is_as_fast_as_the_best_fixed_one(name: str) -> None:
+    world, best = WORLDS[name]
+    fixed = world.fixed()
+    assert SIZES[fixed.index(min(fixed))] == best, "the table is not about this option"
+    check_choice(world)
+
+
+def test_control_a_choice_that_believes_the_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, _ = WORLDS["every node costs"]
+    calibrated = world.auto()
+    monkeypatch.setattr(module.Calibration, "factor", lambda self, depth: 1.0)
+    assert world.auto() > 1.03 * calibrated
+    with pytest.raises(AssertionError):
+        check_choice(world)
