@@ -257,8 +257,8 @@ def test_lossless_calls_a_wrong_token_a_bug(call, pair, tmp_path, monkeypatch) -
 
     def altered(*args):
         run = right(*args)
-        good = run["dflash"]
-        run["dflash"] = lambda ids, seed: bridge.Timed(
+        good = run["drafted"]
+        run["drafted"] = lambda ids, seed: bridge.Timed(
             [t ^ 1 if i == 5 else t for i, t in enumerate(good(ids, seed).ids)], 1.0, 1
         )
         return run

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from draftproof.bench import bridge
 from draftproof.engine.acceptance import mean_interval
 from draftproof.errors import UserError
+from draftproof.spec.budget import MOST_NODES
 
 if TYPE_CHECKING:
     from draftproof.bench.bridge import Timed
@@ -36,10 +37,9 @@ class Way:
     @classmethod
     def parse(cls, text: str) -> Way:
         kind, _, number = text.partition(":")
-        counted = number.isdigit() and kind in ("chain", "ddtree", "mtp")
-        good = counted or text in (PLAIN, CHAIN, AUTO)
-        if not good or (number.isdigit() and not 1 <= int(number) <= 256):
-            raise UserError("bad-option", f"--way {text!r} is not known", f"use {HELP}")
+        counted = number.isascii() and number.isdecimal() and len(number) < 4 and kind in ("chain", "ddtree", "mtp")
+        if not (text in (PLAIN, CHAIN, AUTO) or (counted and 1 <= int(number) <= MOST_NODES)):
+            raise UserError("bad-option", f"--way {text[:20]!r} is not known", f"use {HELP}")
         return cls(text, kind, int(number or 0))
 
 

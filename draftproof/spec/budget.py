@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftproof.errors import UserError
-from draftproof.spec.tree import MOST_NODES
 
 MODES = ("auto", "none", "chain")
+MOST_NODES = 256  # largest budget of a tree, the root not counted
 HYSTERESIS = 0.03  # another budget must promise this much more before it replaces the last one
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # tokens decoded plainly before the drafter is asked again
 SMOOTH = 0.2  # weight of the newest round in the running ratio
@@ -29,10 +29,10 @@ def parse_budget(text: str) -> str | int:
     """auto, none, chain, or a number of nodes from 1 to MOST_NODES. Errors: bad-option."""
     if text in MODES:
         return text
-    nodes = int(text) if text.isascii() and text.isdecimal() else 0
+    nodes = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
     if not 1 <= nodes <= MOST_NODES:
         raise UserError(
-            "bad-option", f"a budget of {text!r} nodes", f"use auto, none, chain, or 1 to {MOST_NODES} nodes"
+            "bad-option", f"a budget of {text[:20]!r} nodes", f"use auto, none, chain, or 1 to {MOST_NODES} nodes"
         )
     return nodes
 

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 ROOT = -1  # parent of node 0
 NO_PARENT = -2  # parent of padding
-MOST_NODES = 256  # largest node budget of a tree, the root not counted
 BUCKETS = (1, 8, 16, 24, 32, 40, 48, 64, 72, 96, 136, 192, 264)  # rows of a forward, root included, where shapes repeat
 
 

@@ -23,6 +23,7 @@ from draftproof.spec.budget import (
     HYSTERESIS,
     LONGEST_PAUSE,
     MEMORY,
+    MOST_NODES,
     PRIOR,
     Auto,
     Calibration,
@@ -32,7 +33,6 @@ from draftproof.spec.budget import (
     rising,
 )
 from draftproof.spec.builders import SPINE_FIRST, heap
-from draftproof.spec.tree import MOST_NODES
 
 FEW = settings(deadline=None, max_examples=60, derandomize=True, database=None)
 
@@ -370,8 +370,8 @@ class World:
             nodes = auto.choose(tree, 1)
             spent += price[nodes] + (0 if nodes else self.costs.drafting(1))
             tokens += 1 + sums[which][min(nodes, len(sums[which]) - 1)]  # the mean of what a walk emits: no luck
-            if nodes:
-                auto.learn(tree, [self.walk(tree[0][0], nodes, draw)], nodes)
+            seen = nodes or auto.most  # unverified drafts are compared with the text that follows
+            auto.learn(tree, [self.walk(tree[0][0], seen, draw)], seen)
         return spent / tokens
 
 
@@ -414,3 +414,30 @@ def test_control_a_choice_that_believes_the_drafter(monkeypatch: pytest.MonkeyPa
     assert world.auto() > 1.03 * calibrated
     with pytest.raises(AssertionError):
         check_choice(world)
+
+
+def rounds_drafted(learns_in_pauses: bool) -> int:
+    """A target that first follows little of what is promised, then more than that: rounds with drafts afterwards."""
+    world = World([TREES[0]], costs(1, 1.6, 2, 3, 5, draft=0.1, nodes=SIZES), 0.05, 0.05)
+    auto, draw, drafted = Auto(world.costs), random.Random(0), 0
+    for number in range(4000):
+        if number == 400:
+            world = World(world.trees, world.costs, 1.0, 1.0)
+        if not auto.drafts():
+            auto.plain(1.0)
+            continue
+        tree = [(world.trees[0], "")]
+        nodes = auto.choose(tree, 1)
+        drafted += nodes > 0 and number >= 400
+        seen = nodes or auto.most
+        if nodes or learns_in_pauses:
+            auto.learn(tree, [world.walk(tree[0][0], seen, draw)], seen)
+    return drafted
+
+
+def test_a_measured_choice_that_gave_up_comes_back_when_drafts_are_followed_again() -> None:
+    assert rounds_drafted(learns_in_pauses=True) > 2000
+
+
+def test_control_without_learning_from_unverified_drafts_it_never_comes_back() -> None:
+    assert rounds_drafted(learns_in_pauses=False) == 0
