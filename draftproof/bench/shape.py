@@ -123,6 +123,7 @@ def measure(target: Target, drafter: DFlashDrafter, context: int) -> list[Part]:
         parts += round_parts(engine, batch, context, rows)
         if drafting:
             parts += [tree_part(engine, batch, context, nodes) for nodes in NODES if nodes != drafting.depth]
+            parts += [build_part(engine, batch, context, nodes) for nodes in NODES if nodes > drafting.depth]
         for part in parts[begun:]:
             notice(f"  context {context}, {part.rows} rows, {part.name}: {part.best:.2f} ms")
         del engine, batch
@@ -194,6 +195,20 @@ def tree_part(engine: Engine, batch: Batch, context: int, nodes: int) -> Part:
     moved = step_bytes(target, context) + draft_bytes(drafter, target, context)
     proposer = Proposer(drafter, Speculation(nodes), target.spec.vocab_size)
     return timed(target, "whole round", context, nodes + 1, moved, whole_round(engine, batch, proposer))
+
+
+def build_part(engine: Engine, batch: Batch, context: int, nodes: int) -> Part:
+    """Building the tree alone: the part of a round that is neither drafter nor target."""
+    from draftproof.spec.builders import SPINE_FIRST, build, width_for
+
+    assert engine.drafter is not None
+    vocab = engine.target.spec.vocab_size
+    dist = engine.drafter.draft(batch.slots, batch.anchors, context + nodes + 1, width_for(nodes, vocab))
+
+    def act() -> None:
+        build(SPINE_FIRST, batch.anchors, dist, nodes)
+
+    return timed(engine.target, "build the tree", context, nodes + 1, 0, act)
 
 
 def whole_round(engine: Engine, batch: Batch, proposer: Proposer | None) -> Callable[[], None]:
