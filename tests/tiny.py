@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftproof.config.drafter import DrafterSpec, read_drafter
 from draftproof.models.cache import Cache, Slots
-from draftproof.models.dflash import DFlash, DFlashDrafter, DraftDist
+from draftproof.models.dflash import DFlash, DFlashDrafter, DraftDist, likeliest
 from draftproof.models.target import Target
 
 VOCAB, HIDDEN, LAYERS = 64, 32, 6
@@ -243,3 +243,33 @@ class KnowingDrafter:
 
     def drop(self, slots: Slots) -> None:
         self.lengths[slots] = 0
+
+
+class KnowingTree(KnowingDrafter):
+    """Knows the text, but ranks its token behind up to three others: paths leave the spine, of every length.
+
+    What it says at a place of the text depends on the place alone, and rescored candidates are rescored logits.
+    beside: how often the right token is not the best; wrong: how often it stands anywhere.
+    """
+
+    def __init__(self, owner: Target, texts: list[list[int]], *, beside: float = 0.4, **settings: Any) -> None:
+        super().__init__(owner, texts, **settings)
+        self.beside, self.seed = beside, settings.get("seed", 0)
+
+    def logits(self, row: int, at: int) -> Tensor:
+        """float32 [D, V] about the tokens from place `at` of the text on."""
+        vocab = self.owner.spec.vocab_size
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + row * 10_007 + at)
+        values = -torch.rand(self.depth, vocab, generator=draw).cumsum(1)
+        ids = torch.rand(self.depth, vocab, generator=draw).argsort(1)
+        chance, place = torch.rand(2, self.depth, generator=draw)
+        for depth, token in enumerate(self.texts[row][at : at + self.depth]):
+            if chance[depth] < 1 - self.wrong:
+                rank = 1 + int(3 * place[depth]) if chance[depth] < (1 - self.wrong) * self.beside else 0
+                old = int((ids[depth] == token).nonzero())
+                ids[depth, old], ids[depth, rank] = ids[depth, rank].clone(), token
+        return torch.zeros_like(values).scatter_(1, ids, values)
+
+    def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Any = None) -> DraftDist:
+        rows = range(len(self.texts))[slots] if isinstance(slots, slice) else slots.tolist()
+        return likeliest(torch.stack([self.logits(r, int(self.lengths[r]) + 1) for r in rows]), width, rescore)

@@ -29,7 +29,8 @@ def print_shape(result: dict[str, Any]) -> None:
         best = part["eager"] if graph is None else min(part["eager"], graph)
         table.add_row(
             str(part["context"]), str(part["rows"]), part["name"], f"{part['eager']:.2f}",
-            "-" if graph is None else f"{graph:.2f}", f"{part['floor']:.2f}", f"{best / part['floor']:.2f}" if part["floor"] else "-",
+            "-" if graph is None else f"{graph:.2f}", f"{part['floor']:.2f}",
+            f"{best / part['floor']:.2f}" if part["floor"] else "-",
             f"{part['peak'] / 2**30:.1f}",
         )  # fmt: skip
     console.print(table)
