@@ -40,7 +40,7 @@ class Way:
         counted = number.isascii() and number.isdecimal() and len(number) < 4 and kind in ("chain", "ddtree", "mtp")
         if not (text in (PLAIN, CHAIN, AUTO) or (counted and 1 <= int(number) <= MOST_NODES)):
             raise UserError("bad-option", f"--way {text[:20]!r} is not known", f"use {HELP}")
-        return cls(text, kind, int(number or 0))
+        return cls(text if not number else f"{kind}:{int(number)}", kind, int(number or 0))
 
 
 def choose(

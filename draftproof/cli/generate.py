@@ -139,13 +139,13 @@ def lossless(
     from draftproof.engine.request import SamplingParams
 
     temperatures = [SamplingParams(t).temperature for t in temperature or (0.0, 0.7, 1.0)]
-    chosen = load_workload(workload, prompts)
-    if len(chosen) < prompts:
-        raise UserError("bad-option", f"{workload} has only {len(chosen)} prompts", f"--prompts {len(chosen)}")
     asked = drafting(
         target, drafter, method, drafts,
         budget=budget, builder=builder, no_noise=no_noise_aware, default_budget=str(LOSSLESS_BUDGET),
     )  # fmt: skip
+    chosen = load_workload(workload, prompts)
+    if len(chosen) < prompts:
+        raise UserError("bad-option", f"{workload} has only {len(chosen)} prompts", f"--prompts {len(chosen)}")
     pair = load_pair(target, asked.drafter, mtp=asked.mtp, dtype=dtype, device=device)
     chats = [(p.id, encode(pair, p)) for p in chosen]
     results = judge.compare(pair, chats, temperatures, max_tokens, seed, asked.how)

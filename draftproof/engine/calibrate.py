@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -60,9 +61,12 @@ def costs_for(
     """The cost table from disk; contexts that it lacks (all of them with `again`) are measured first."""
     key = cost_key(target, drafter, how, sampled=sampled, slots=slots)
     path = cache_dir() / "costs" / f"{_digest(key)}.json"
+    wanted = contexts_for(context, target.spec.max_positions)
+    known = {} if again else _known(path)
+    if all(str(size) in known for size in wanted):
+        return table({size: known[str(size)] for size in wanted})
     with locked(path):
-        known = {} if again else _read(path).get("contexts", {})
-        wanted = contexts_for(context, target.spec.max_positions)
+        known = {} if again else _known(path)
         for size in wanted:
             if str(size) not in known:
                 told = f"measuring what rounds cost at {size} tokens of context (once for this machine and pair)"
@@ -122,7 +126,7 @@ def _possible(target: Target, rounds: dict[int, Callable[[], None]], depth: int)
     kept: list[int] = []
     for nodes, act in rounds.items():
         act()
-        seconds = _clock(target, act)
+        seconds = min(_clock(target, act) for _ in range(2))
         if nodes == 0:
             plain = seconds
         elif seconds > 1.5 * (depth + 1) * plain:
@@ -228,7 +232,10 @@ def _recall(auto: Auto, drafter: Drafter, sampled: bool) -> None:
     try:
         found = {name: Calibration.from_dict(c) for name, c in learned.get("calibrations", {}).items()}
         pause, waiting = int(learned.get("pause", FIRST_PAUSE)), float(learned.get("waiting", 0.0))
-    except (TypeError, ValueError, AttributeError):
+        numbers = [v for c in found.values() for d in (c.followed, c.promised) for v in d.values()]
+        if not all(_sound(v) for v in (*numbers, waiting)):
+            return
+    except (TypeError, ValueError, AttributeError, OverflowError):
         return
     auto.calibrations.update(found)
     auto.pause = min(max(pause, FIRST_PAUSE), LONGEST_PAUSE)
@@ -245,6 +252,24 @@ def _learned_file(drafter: Drafter, sampled: bool) -> Path:
 def _shapes(drafter: Drafter) -> list[list[int]]:
     model: Any = getattr(drafter, "model", None)
     return [] if model is None else [list(w.shape) for w in model.parameters()]
+
+
+def _known(path: Path) -> dict[str, dict[str, Any]]:
+    """The contexts of a costs file whose entries are whole."""
+    contexts = _read(path).get("contexts")
+    return {k: v for k, v in contexts.items() if _whole(v)} if isinstance(contexts, dict) else {}
+
+
+def _whole(entry: Any) -> bool:
+    """Seconds of plain decoding and maybe of other budgets, and of a draft: all of them positive numbers."""
+    if not isinstance(entry, dict) or not isinstance(seconds := entry.get("seconds"), dict):
+        return False
+    numbers = [*seconds.values(), entry.get("draft")]
+    return "0" in seconds and all(k.isdecimal() for k in seconds) and all(_sound(v) and v > 0 for v in numbers)
+
+
+def _sound(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
 
 
 def _read(path: Path) -> dict[str, Any]:

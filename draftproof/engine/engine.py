@@ -37,7 +37,7 @@ class Engine:
         keep_trees: bool = False,
     ) -> None:
         """how: what to draft (default: the drafter's chain); auto: the measured choice, for its budget "auto"
-        (`calibrate.measured`). keep_trees: every StepResult brings its draft tree."""
+        (`calibrate.auto_for`). keep_trees: every StepResult brings its draft tree."""
         limit = target.spec.max_positions
         if limit is not None and context > limit:
             raise UserError(

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from draftproof.engine.batch import Batch, Drafter
+from draftproof.errors import UserError
 from draftproof.models.cache import Slots
 from draftproof.models.dflash import DraftDist
 from draftproof.spec.accept import Accepted
-from draftproof.spec.budget import Auto, Nodes
+from draftproof.spec.budget import MODES, MOST_NODES, Auto, Nodes
 from draftproof.spec.builders import SPINE_FIRST, Builder, build, width_for
 from draftproof.spec.candidates import noise_aware, noise_for
 from draftproof.spec.tree import Tree, bucket, chain
@@ -34,6 +35,12 @@ class Speculation:
     builder: Builder = SPINE_FIRST
     noise_aware: bool = True
     padded: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.budget in MODES or (isinstance(self.budget, int) and 0 <= self.budget <= MOST_NODES)):
+            raise UserError(
+                "bad-option", f"a budget of {self.budget} nodes", f"use {', '.join(MODES)}, or up to {MOST_NODES} nodes"
+            )
 
 
 @dataclass(frozen=True)

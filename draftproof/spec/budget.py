@@ -180,7 +180,7 @@ class Auto:
         return self.costs.nodes[-1]
 
     def drafts(self) -> bool:
-        return self.waiting <= 0
+        return self.waiting <= 0 and self.most > 0  # no budget at all can pay where 0 is the only one measured
 
     def choose(self, trees: Sequence[tuple[Nodes, str]], context: int) -> int:
         """Nodes for a round whose drafts are made: trees of the running requests with their calibrations' names."""

@@ -44,7 +44,7 @@ def process(
     logits = logits.float().clone()
     tokens, parents, sizes = tree.token.tolist(), tree.parent.tolist(), tree.n.tolist()
     for row, own in enumerate(processors):
-        if not own:
+        if not own or (left and left[row] == 0):
             continue
         paths: list[list[int]] = [list(texts[row])]
         for node in range(1, sizes[row]):
