@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from draftproof.engine import calibrate
+from draftproof.engine.backlog import Backlog
 from draftproof.engine.calibrate import auto_for, budgets, contexts_for, cost_key, costs_for, measure, remember, table
 from draftproof.engine.engine import Engine
-from draftproof.engine.propose import Proposer, Speculation
+from draftproof.engine.propose import Speculation
 from draftproof.engine.replay import features_of
 from draftproof.engine.request import Request, StepResult
 from draftproof.errors import UserError
@@ -428,7 +429,7 @@ def test_after_a_pause_drafts_are_those_of_a_fresh_context(kind: str, name: str,
 
 
 def test_control_features_of_a_pause_that_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Proposer, "_take_in", lambda self: self._waiting.clear())
+    monkeypatch.setattr(Backlog, "take_in", Backlog.clear)
     drafter, name = noted("llama", "greedy", ALONE), "greedy"
     texts, _ = decode(tiny.target(), drafter, ask(name, ALONE), HOW, Auto(UNUSED))
     assert texts == plain("llama", name)[ALONE]  # a wrong context costs acceptance alone
