@@ -104,9 +104,13 @@ def test_tree_options_without_trees_are_refused(call: Call, pair: list[object], 
         (["--method", "ddtree", "--builder", "oak"], ["oak", "spine-first", "siblings"]),
         (["--method", "ddtree", "-k", "3"], ["-k"]),
         (["--method", "tree"], ["tree", "ddtree"]),
+        (["--method", "ddtree", "--budget", "none", "--builder", "siblings"], ["--builder"]),
+        (["--method", "ddtree", "--budget", "chain", "--builder", "siblings"], ["--builder"]),
+        (["--method", "ddtree", "--budget", "none", "--no-noise-aware", "--temperature", "1"], ["--no-noise-aware"]),
+        (["--method", "ddtree", "--budget", "8", "--no-noise-aware"], ["--no-noise-aware", "temperature 0"]),
     ],
 )
-def test_unknown_words_are_refused(call: Call, pair: list[object], args: list[str], names: list[str]) -> None:
+def test_unknown_and_idle_words_are_refused(call: Call, pair: list[object], args: list[str], names: list[str]) -> None:
     refused(call("run", PROMPT, *pair, *args), *names)
 
 

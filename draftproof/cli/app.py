@@ -113,7 +113,12 @@ def speculation(
         if method == "none" and no_noise:
             raise UserError("bad-option", "--no-noise-aware means nothing for --method none", "leave it out")
         return Speculation(noise_aware=not no_noise)
+    given = default_budget if budget is None else budget
+    if given in ("none", "chain") and builder is not None:
+        raise UserError("bad-option", f"--builder means nothing for --budget {given}", "leave it out")
+    if given == "none" and no_noise:
+        raise UserError("bad-option", "--no-noise-aware means nothing for --budget none", "leave it out")
     if builder is not None and builder not in BUILDERS:
         raise UserError("bad-option", f"builder {builder!r} is not known", f"use {', '.join(BUILDERS)}")
     chosen = BUILDERS[builder or "spine-first"]
-    return Speculation(parse_budget(default_budget if budget is None else budget), chosen, noise_aware=not no_noise)
+    return Speculation(parse_budget(given), chosen, noise_aware=not no_noise)

@@ -27,7 +27,6 @@ def calibrate(
     context: Annotated[
         list[int] | None, typer.Option(min=16, help="tokens of context; may be repeated (default 256)")
     ] = None,
-    slots: Annotated[int, typer.Option(min=1, max=256, help="requests side by side")] = 1,
     sampled: Annotated[bool, typer.Option("--sampled", help="rounds at a temperature above 0")] = False,
     target: TargetName = TARGET,
     drafter: DrafterName = None,
@@ -49,7 +48,7 @@ def calibrate(
     limit, sizes = pair.target.spec.max_positions, sorted(set(context or [256]))
     if limit is not None and sizes[-1] > limit:
         raise UserError("bad-option", f"--context {sizes[-1]}, the model's context is {limit}", "lower it")
-    costs = costs_for(pair.target, pair.drafter, asked.how, context=sizes[-1], sampled=sampled, slots=slots, again=True)
+    costs = costs_for(pair.target, pair.drafter, asked.how, context=sizes[-1], sampled=sampled, again=True)
     rows = {}
     for size in sizes:
         seconds = costs.at(size)
@@ -94,6 +93,8 @@ def choose(
     from draftproof.engine.request import SamplingParams
 
     temperatures = [SamplingParams(t).temperature for t in temperature or (0.0,)]
+    if no_noise_aware and not any(temperatures):
+        raise UserError("bad-option", "--no-noise-aware means nothing at temperature 0", "leave it out")
     asked = [bench.Way.parse(text) for text in way or bench.DEFAULT]
     if len({w.name for w in asked}) < len(asked):
         raise UserError("bad-option", "a --way is named twice", "name each once")

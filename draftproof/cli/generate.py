@@ -62,6 +62,8 @@ def run(
     from draftproof.engine.session import Ask, answer
 
     asked = drafting(target, drafter, method, drafts, budget=budget, builder=builder, no_noise=no_noise_aware)
+    if no_noise_aware and not temperature and repetition_penalty == 1:
+        raise UserError("bad-option", "--no-noise-aware means nothing at temperature 0", "leave it out")
     if show_tree and method == "none":
         raise UserError("bad-option", "--show-tree with --method none has nothing to draw", "use ddtree, dflash or mtp")
     if compare and method == "none":
@@ -139,6 +141,8 @@ def lossless(
     from draftproof.engine.request import SamplingParams
 
     temperatures = [SamplingParams(t).temperature for t in temperature or (0.0, 0.7, 1.0)]
+    if no_noise_aware and not any(temperatures):
+        raise UserError("bad-option", "--no-noise-aware means nothing at temperature 0", "leave it out")
     asked = drafting(
         target, drafter, method, drafts,
         budget=budget, builder=builder, no_noise=no_noise_aware, default_budget=str(LOSSLESS_BUDGET),

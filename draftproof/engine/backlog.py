@@ -11,6 +11,7 @@ from draftproof.engine.batch import Drafter
 from draftproof.models.cache import Slots
 
 MOST_ROWS = 4096  # rows that may wait; more are taken in at once
+JOINED = 256  # one-row rounds that are taken in together: no more than a drafter's forward holds
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Waiting:
     def continues(self, slots: Slots, features: Tensor) -> bool:
         """One row each behind one-row rounds of the same requests. A request without a token in one round has ended, so
         what counts stands gapless at the front."""
-        same = isinstance(slots, slice) and self.slots == slots
+        same = isinstance(slots, slice) and self.slots == slots and len(self.features) < JOINED
         return same and features.shape[1] == 1 and self.features[-1].shape[1] == 1
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def auto_for(
 ) -> Auto:
     """The measured choice for engines of `slots` requests and `context` tokens, with what was learned before."""
     costs = costs_for(target, drafter, how, context=context, sampled=sampled, slots=slots)
-    auto = Auto(costs)
+    auto = Auto(costs, place=_digest(cost_key(target, drafter, how, sampled=sampled, slots=slots)))
     _recall(auto, drafter, sampled)
     return auto
 
@@ -86,7 +85,7 @@ def table(measured: dict[int, dict[str, Any]]) -> Costs:
 
 def contexts_for(context: int, limit: int | None) -> list[int]:
     room = min(context, limit or context)
-    sizes = [size for size in GRID if size // 2 <= room] or [GRID[0]]
+    sizes = [GRID[0], *(size for size in GRID if size <= room)]
     top = (limit or 2 * GRID[-1]) - CPU_MOST  # rounds must fit behind the context
     return sorted({max(min(size, top), 1) for size in sizes})
 
@@ -212,34 +211,51 @@ def cost_key(target: Target, drafter: Drafter, how: Speculation, *, sampled: boo
     }
 
 
+@dataclass
+class Learned:
+    """The acceptance file of a drafter: calibrations by kind of request; (next pause, tokens left of it) by place."""
+
+    calibrations: dict[str, Calibration] = field(default_factory=dict)
+    pauses: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Learned:
+        """A file that is damaged anywhere is an absent one."""
+        data = _read(path)
+        try:
+            calibrations = {name: Calibration.from_dict(c) for name, c in data.get("calibrations", {}).items()}
+            pauses = {place: (int(p), float(w)) for place, (p, w) in data.get("pauses", {}).items()}
+        except (TypeError, ValueError, AttributeError, OverflowError):
+            return cls()
+        learned = [v for c in calibrations.values() for d in (c.followed, c.promised) for v in d.values()]
+        numbers = [*learned, *(v for pair in pauses.values() for v in pair)]
+        return cls(calibrations, pauses) if all(_sound(v) for v in numbers) else cls()
+
+    def as_json(self) -> str:
+        kinds = {name: c.as_dict() for name, c in self.calibrations.items()}
+        return json.dumps({"calibrations": kinds, "pauses": self.pauses})
+
+
 def remember(auto: Auto, drafter: Drafter, sampled: bool) -> None:
-    """Keep what was learned for the next process. A file that cannot be written is no reason to fail."""
+    """Keep what was learned for the next process, beside what others learned of other kinds of requests or machines. A
+    file that cannot be written is no reason to fail."""
     path = _learned_file(drafter, sampled)
-    learned = {
-        "calibrations": {name: c.as_dict() for name, c in auto.calibrations.items()},
-        "pause": auto.pause,
-        "waiting": max(auto.waiting, 0.0),
-    }
     try:
         with locked(path):
-            write_atomically(path, iter([json.dumps(learned).encode()]))
+            learned = Learned.read(path)
+            learned.calibrations.update(auto.calibrations)
+            learned.pauses[auto.place] = auto.pause, max(auto.waiting, 0.0)
+            write_atomically(path, iter([learned.as_json().encode()]))
     except UserError:
         return
 
 
 def _recall(auto: Auto, drafter: Drafter, sampled: bool) -> None:
-    learned = _read(_learned_file(drafter, sampled))
-    try:
-        found = {name: Calibration.from_dict(c) for name, c in learned.get("calibrations", {}).items()}
-        pause, waiting = int(learned.get("pause", FIRST_PAUSE)), float(learned.get("waiting", 0.0))
-        numbers = [v for c in found.values() for d in (c.followed, c.promised) for v in d.values()]
-        if not all(_sound(v) for v in (*numbers, waiting)):
-            return
-    except (TypeError, ValueError, AttributeError, OverflowError):
-        return
-    auto.calibrations.update(found)
+    learned = Learned.read(_learned_file(drafter, sampled))
+    pause, waiting = learned.pauses.get(auto.place, (FIRST_PAUSE, 0.0))
+    auto.calibrations.update(learned.calibrations)
     auto.pause = min(max(pause, FIRST_PAUSE), LONGEST_PAUSE)
-    auto.waiting = min(max(waiting, 0.0), LONGEST_PAUSE)
+    auto.waiting = min(waiting, LONGEST_PAUSE)
 
 
 def _learned_file(drafter: Drafter, sampled: bool) -> Path:
@@ -265,11 +281,12 @@ def _whole(entry: Any) -> bool:
     if not isinstance(entry, dict) or not isinstance(seconds := entry.get("seconds"), dict):
         return False
     numbers = [*seconds.values(), entry.get("draft")]
-    return "0" in seconds and all(k.isdecimal() for k in seconds) and all(_sound(v) and v > 0 for v in numbers)
+    named = all(len(k) < 5 and k.isdecimal() and k == str(int(k)) for k in seconds)
+    return "0" in seconds and named and all(_sound(v) and v > 0 for v in numbers)
 
 
 def _sound(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
+    return isinstance(value, int | float) and 0 <= value < 1e9
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -14,7 +14,8 @@ TAKEN, LEFT = "bold green", "dim"
 
 
 def draw(tree: StepTree, word: Callable[[int], str], title: str) -> Tree:
-    """Nodes with the drafter's probability of their path; accepted ones are marked, so that a pipe shows them too."""
+    """Nodes with the chance of their path, as the drafter has it (noise included when sampling);
+    accepted ones are marked, so that a pipe shows them too."""
     taken = set(tree.path)
     root = Tree(Text.assemble((word(tree.token[0]), "bold"), f"  {title}"))
     branches = [root]

@@ -41,7 +41,7 @@ class Measured:
     def choose(self, batch: Batch, tree: Tree) -> int:
         """How many nodes behind the root to verify; one copy to the host where the tree lies on a device."""
         self._told(over=False)
-        trees = [(nodes, kind) for nodes, kind in zip(_on_host(batch, tree), batch.kinds, strict=True)]
+        trees = list(zip(_on_host(batch, tree), batch.kinds, strict=True))
         nodes = self.auto.choose([t for t, left in zip(trees, batch.left, strict=True) if left], batch.longest)
         self._watched = Watched(trees, nodes, [[0] for _ in trees], [bool(n) for n in batch.left])
         return min(nodes, tree.nodes - 1)
@@ -52,8 +52,8 @@ class Measured:
         if watched is None:
             return
         if watched.nodes:
-            ends = (taken.drafts + 1).tolist()
-            paths = [path[:end] for path, end in zip(taken.path.tolist(), ends, strict=True)]
+            packed = torch.cat([taken.path, taken.drafts[:, None]], 1).tolist()
+            paths = [path[: drafts + 1] for *path, drafts in packed]
             self.auto.learn(watched.trees, paths, watched.nodes)
             self._watched = None
             return
@@ -73,12 +73,11 @@ class Measured:
 
 
 def _on_host(batch: Batch, tree: Tree) -> list[Nodes]:
-    """A request that has ended, or that drafts a chain of its own, has no nodes: it teaches nothing."""
+    """A request that has ended has no nodes: it teaches nothing."""
     whole = [t.double() for t in (tree.token, tree.parent, tree.depth, tree.logw, tree.n[:, None])]
     size, made = tree.nodes, []
-    sequential = batch.sequential or [False] * len(batch.left)
-    for line, left, alone in zip(torch.cat(whole, 1).tolist(), batch.left, sequential, strict=True):
+    for line, left in zip(torch.cat(whole, 1).tolist(), batch.left, strict=True):
         token, parent, depth = ([int(v) for v in line[i * size : (i + 1) * size]] for i in range(3))
-        n = int(line[-1]) if left and not alone else 1
+        n = int(line[-1]) if left else 1
         made.append(Nodes.of(token, parent, depth, line[3 * size : -1], n))
     return made

@@ -64,6 +64,10 @@ class Proposer:
     """A drafter under one `Speculation`. auto: the measured choice, for the budget "auto"."""
 
     def __init__(self, drafter: Drafter, how: Speculation, vocab: int, auto: Auto | None = None) -> None:
+        if (how.budget == "auto") != (auto is not None):
+            raise AssertionError(
+                'the budget "auto" needs its measured choice (`calibrate.auto_for`), and no other does'
+            )
         self.drafter, self.how, self.vocab, self.auto = drafter, how, vocab, auto
         self.measured = Measured(auto) if auto else None
         self.backlog = Backlog(drafter)
@@ -77,11 +81,13 @@ class Proposer:
 
     @property
     def rows(self) -> int:
-        return bucket(self.most + 1)
+        """Rows of a round at most, of the target or of the drafter's own block: the budget must not change a draft."""
+        return bucket(max(self.most, self.drafter.depth) + 1)
 
     def propose(self, batch: Batch, positions: Tensor, reach: int) -> Round:
         """positions [R] of the anchors; reach: a bound on committed rows and this round's together."""
-        levels = min(self.drafter.depth, max(batch.left))  # a deeper node would lie behind the last token
+        # A deeper node would lie behind the last token; the last token itself may be a draft, as a replay counts it.
+        levels = min(self.drafter.depth, max(batch.left))
         if levels < 1 or not self._drafts():
             return Round(chain(batch.anchors))
         self.backlog.take_in()
@@ -94,11 +100,13 @@ class Proposer:
         if line and not self.auto and dist.scorer is None:
             return Round(self._line(batch, dist, budget), noise)
         tree = build(SPINE_FIRST if line else self.how.builder, batch.anchors, dist, budget, levels)
+        if any(batch.sequential):
+            tree = self._with_chains(batch, dist, tree)
         if self.measured:
             nodes = self.measured.choose(batch, tree)
             line = nodes == 0 or (self.how.builder.spine and nodes <= levels)
             tree = tree.cut(nodes + 1)
-        return Round(self._shaped(batch, dist, tree, line), noise)
+        return Round(self._shaped(batch, tree, line), noise)
 
     def _drafts(self) -> bool:
         if self.auto and not self.auto.drafts():
@@ -109,15 +117,16 @@ class Proposer:
     def _line(self, batch: Batch, dist: DraftDist, nodes: int) -> Tree:
         return chain(batch.anchors, dist.ids[:, :nodes, 0], dist.logp[:, :nodes, 0])
 
-    def _shaped(self, batch: Batch, dist: DraftDist, tree: Tree, line: bool) -> Tree:
-        """Known to be one path; or a tree, in which a request whose logits processors keep state has its chain, padded
-        where shapes shall repeat."""
+    def _with_chains(self, batch: Batch, dist: DraftDist, tree: Tree) -> Tree:
+        """Requests whose logits processors keep state have their chain in place of a tree."""
+        alone = torch.tensor(batch.sequential, device=tree.token.device)
+        path = self._line(batch, dist, min(tree.levels, tree.nodes - 1)).padded(tree.nodes)
+        return path.instead_of(tree, alone)
+
+    def _shaped(self, batch: Batch, tree: Tree, line: bool) -> Tree:
+        """Known to be one path; or a tree, padded where shapes shall repeat."""
         if line:
             return tree.cut(tree.nodes, chain=True)
-        if any(batch.sequential):
-            alone = torch.tensor(batch.sequential, device=tree.token.device)
-            path = self._line(batch, dist, min(tree.levels, tree.nodes - 1)).padded(tree.nodes)
-            tree = path.instead_of(tree, alone)
         padded = batch.anchors.is_cuda if self.how.padded is None else self.how.padded
         return tree.padded(bucket(tree.nodes)) if padded else tree
 
@@ -128,6 +137,8 @@ class Proposer:
 
     def extend(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None:
         """Committed rows of the target: features [R, S, F], of which the first counts [R] stay."""
+        if self.auto and self.auto.most == 0:
+            return  # no budget can pay here: the drafter is never asked
         if self.auto and not self.auto.drafts():
             self.backlog.hold(slots, features, counts, reach)
             return

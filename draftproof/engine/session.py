@@ -157,7 +157,7 @@ def _draw_trees(pair: Pair, answered: Answer) -> None:
 
     err = Console(stderr=True, highlight=False)
     for number, tree in enumerate(answered.trees, 1):
-        title = f"step {number}: {len(tree.token) - 1} nodes, {len(tree.path) - 1} accepted (*), path probabilities"
+        title = f"step {number}: {len(tree.token) - 1} nodes, {len(tree.path) - 1} accepted (*), chances of the paths"
         err.print(draw(tree, word, title))
 
 
@@ -200,7 +200,8 @@ def _print_stats(
         a = Acceptance([answered.accepted], pair.drafter.depth)
         err.print(f"tau {a.tau:.2f}: {a.emitted - a.steps} of {a.emitted} tokens were accepted drafts, {a.steps} steps")
         err.print("accepted at least 1, 2, ... drafts: " + " ".join(f"{r:.2f}" for r in a.per_position))
-        err.print(f"budget {how.budget}: {_spent(answered.nodes)}")
+        if how.budget != "chain":
+            err.print(f"budget {how.budget}: {_spent(answered.nodes)}")
     if plain:
         same = "the same tokens" if plain.tokens == answered.tokens else "other tokens (rounding; see lossless)"
         err.print(f"without drafter: {plain.rate:.1f} tokens/s, {same}; ratio {answered.rate / plain.rate:.2f}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import exp
 from typing import Any
 
 from draftproof.errors import UserError
@@ -22,6 +23,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # tokens decoded plainly before the drafte
 SMOOTH = 0.2  # weight of the newest round in the running ratio
 BENEFIT = 0.05  # of the doubt: how far above plain decoding the ratio starts, so that one dull passage does not decide
 MEMORY = 400.0  # followed branches that a calibration remembers
+FORGET = 100.0  # rounds in which an untested factor goes most of the way back to the drafter's own word
 PRIOR = 8.0  # branches' worth of trust in the drafter's own probabilities
 
 
@@ -100,6 +102,12 @@ class Calibration:
         self.followed[depth] = self.followed.get(depth, 0.0) * keep + followed
         self.promised[depth] = self.promised.get(depth, 0.0) * keep + promised
 
+    def fade(self, tested: set[int]) -> None:
+        """Forget a little of what this round did not test: a factor that keeps itself from being tested comes back."""
+        for depth in self.promised.keys() - tested:
+            self.followed[depth] *= 1.0 - 1.0 / FORGET
+            self.promised[depth] *= 1.0 - 1.0 / FORGET
+
     def as_dict(self) -> dict[str, Any]:
         return {str(d): [self.followed[d], self.promised[d]] for d in self.followed}
 
@@ -124,8 +132,6 @@ class Nodes:
     def of(
         cls, token: Sequence[int], parent: Sequence[int], depth: Sequence[int], logw: Sequence[float], n: int
     ) -> Nodes:
-        from math import exp
-
         chance, spine, begun = [1.0], [True], {-1}
         for node in range(1, n):
             above = parent[node]
@@ -152,7 +158,7 @@ class Nodes:
             gains.append(gains[-1] + reach[-1])
         return gains
 
-    def learn(self, calibration: Calibration, path: Sequence[int], nodes: int, over: bool = True) -> None:
+    def learn(self, calibration: Calibration, path: Sequence[int], nodes: int, over: bool = True) -> set[int]:
         """path: followed nodes, the root first; `nodes` were in the tree, root included; unless it is `over`, nobody
         knows yet where the last of them leads."""
         promised: dict[int, float] = {}
@@ -162,6 +168,7 @@ class Nodes:
         for node, mass in promised.items():
             if over or node != path[-1]:
                 calibration.learn(self.key(node), mass, node != path[-1])
+        return {self.key(node) for node in promised}
 
 
 @dataclass
@@ -174,6 +181,7 @@ class Auto:
     pause: int = FIRST_PAUSE  # tokens of the next pause
     waiting: float = 0.0  # tokens left of this one
     last: int = 0
+    place: str = ""  # what the costs belong to, so that a pause is kept for the same machine alone
 
     @property
     def most(self) -> int:
@@ -185,7 +193,8 @@ class Auto:
     def choose(self, trees: Sequence[tuple[Nodes, str]], context: int) -> int:
         """Nodes for a round whose drafts are made: trees of the running requests with their calibrations' names."""
         gains = [tree.gains(self._calibration(name)) for tree, name in trees]
-        seconds, plain = self.costs.at(context), self.costs.at(context)[0]
+        seconds = self.costs.at(context)
+        plain = seconds[0]
         rates = {}
         for nodes, spent in zip(self.costs.nodes[1:], seconds[1:], strict=True):
             rates[nodes] = sum(1 + g[min(nodes, len(g) - 1)] for g in gains) / spent
@@ -209,8 +218,11 @@ class Auto:
         self, trees: Sequence[tuple[Nodes, str]], paths: Sequence[Sequence[int]], nodes: int, over: bool = True
     ) -> None:
         """The followed path of every tree, of which the first `nodes` behind the root count."""
+        tested: dict[str, set[int]] = {}
         for (tree, name), path in zip(trees, paths, strict=True):
-            tree.learn(self._calibration(name), path, nodes + 1, over)
+            tested.setdefault(name, set()).update(tree.learn(self._calibration(name), path, nodes + 1, over))
+        for name, keys in tested.items():
+            self._calibration(name).fade(keys)
 
     def plain(self, tokens: float) -> None:
         """`tokens` a request were decoded without a draft."""

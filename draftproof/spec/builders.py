@@ -24,7 +24,7 @@ from torch import Tensor
 from draftproof.models.dflash import DraftDist, Scorer
 from draftproof.spec.tree import NO_PARENT, ROOT, Tree, chain
 
-WIDEST = 64  # candidates of a depth; more are never among the likeliest nodes of a budget that runs here
+WIDEST = 64  # candidates of a depth; the reference takes as many as the budget, which only flat drafts can use
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,14 @@ def test_costs_are_measured_once(measured: list[int], own_cache: Path, capsys: p
     assert first == Costs((0, 1, 3, 15), (256,), ((1.0, 1.25, 1.5, 2.0),), (0.5,))
 
 
-def test_a_longer_context_measures_what_is_missing(measured: list[int], own_cache: Path) -> None:
+def test_a_longer_context_measures_what_is_missing(
+    measured: list[int], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "GRID", (128, 256, 1024))
     costs()
-    assert costs(context=512).contexts == (256, 449) and measured == [256, 449]
-    assert costs().contexts == (256,) and costs(context=512).contexts == (256, 449)
-    assert measured == [256, 449] and len(list((own_cache / "costs").glob("*.json"))) == 1
+    assert costs(context=512).contexts == (128, 256) and measured == [128, 256]
+    assert costs().contexts == (128,) and costs(context=512).contexts == (128, 256)
+    assert measured == [128, 256] and len(list((own_cache / "costs").glob("*.json"))) == 1
 
 
 def test_again_measures_again(measured: list[int]) -> None:
@@ -182,9 +185,9 @@ def test_contexts_stay_a_round_below_the_models(limit: int | None) -> None:
 
 
 def test_contexts_follow_what_is_asked() -> None:
-    assert contexts_for(100, None) == [256] and contexts_for(512, None) == [256, 1024]
+    assert contexts_for(100, None) == [256] and contexts_for(5000, None) == [256, 1024, 4096]
     assert contexts_for(10**7, None)[-1] == calibrate.GRID[-1]
-    assert contexts_for(512, 512) == [256, 449]
+    assert contexts_for(1024, 1024) == [256, 1024 - calibrate.CPU_MOST]
 
 
 def test_budgets_are_chains_then_trees() -> None:
@@ -228,7 +231,7 @@ def learned(sampled: bool = False, drafter: Any = None) -> Auto:
 
 
 def keep(pause: int = 64, waiting: float = 40.0, sampled: bool = False) -> Auto:
-    auto = Auto(FLAT, pause=pause, waiting=waiting)
+    auto = Auto(FLAT, pause=pause, waiting=waiting, place=learned(sampled).place)
     auto._calibration("T 0.0").learn(0, 0.9, True)
     auto._calibration("T 0.0").learn(-1, 0.4, False)
     auto._calibration("T 0.7, noise-aware").learn(2, 0.5, True)
@@ -245,6 +248,25 @@ def test_what_was_learned_comes_back() -> None:
 
 
 @pytest.mark.usefixtures("measured")
+def test_a_pause_belongs_to_its_machine_and_options_and_acceptance_to_the_drafter() -> None:
+    kept = keep()
+    target = tiny.target()
+    other = auto_for(target, tiny.drafter(target), Speculation("auto", noise_aware=False), context=100, sampled=False)
+    assert other.place != kept.place
+    assert (other.pause, other.waiting) == (FIRST_PAUSE, 0.0) and other.calibrations == kept.calibrations
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_another_process_learned_meanwhile_is_kept() -> None:
+    mine = keep()
+    theirs = Auto(FLAT, place="another machine", pause=128)
+    theirs._calibration("T 1.0").learn(1, 0.5, True)
+    remember(theirs, tiny.drafter(tiny.target()), sampled=False)
+    back = learned()
+    assert back.calibrations == mine.calibrations | theirs.calibrations and back.pause == mine.pause
+
+
+@pytest.mark.usefixtures("measured")
 def test_sampling_and_other_weights_remember_apart() -> None:
     keep()
     assert learned(sampled=True).calibrations == {}
@@ -255,7 +277,7 @@ def test_sampling_and_other_weights_remember_apart() -> None:
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize(
     ("pause", "waiting", "back"),
-    [(10**6, 10.0**6, (LONGEST_PAUSE, LONGEST_PAUSE)), (1, -5.0, (FIRST_PAUSE, 0)), (0, 0.0, (FIRST_PAUSE, 0))],
+    [(10**6, 10.0**6, (LONGEST_PAUSE, LONGEST_PAUSE)), (1, 5.0, (FIRST_PAUSE, 5.0)), (0, 0.0, (FIRST_PAUSE, 0))],
 )
 def test_pauses_from_disk_are_clamped(pause: int, waiting: float, back: tuple[int, float]) -> None:
     keep(pause, waiting)
@@ -271,11 +293,11 @@ UNLEARNED: dict[str, str | bytes] = {
     "pair of three": '{"calibrations": {"T 0.0": {"0": [1, 2, 3]}}}',
     "pair of texts": '{"calibrations": {"T 0.0": {"0": ["x", "y"]}}}',
     "pair null": '{"calibrations": {"T 0.0": {"0": null}}}',
-    "pause a text": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "pause": "x"}',
-    "pause null": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "pause": null}',
-    "pause infinite": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "pause": Infinity}',
-    "waiting a list": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "waiting": []}',
-    "waiting no number": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "waiting": NaN}',
+    "pause a text": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "pauses": {"here": ["x", 1]}}',
+    "pause null": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "pauses": {"here": null}}',
+    "pause infinite": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "pauses": {"here": [Infinity, 1]}}',
+    "waiting a list": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "pauses": {"here": [16, []]}}',
+    "waiting no number": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "pauses": {"here": [16, NaN]}}',
     "followed no number": '{"calibrations": {"T 0.0": {"0": [NaN, 2]}}}',
     "promised below zero": '{"calibrations": {"T 0.0": {"0": [1, -8]}}}',
 }

@@ -14,17 +14,18 @@ from torch import Tensor
 
 from draftproof.engine import propose as propose_module
 from draftproof.engine import step as step_module
+from draftproof.engine.backlog import JOINED, Backlog
 from draftproof.engine.batch import Drafter
 from draftproof.engine.engine import Engine
 from draftproof.engine.propose import Proposer, Speculation
 from draftproof.engine.replay import features_of
-from draftproof.engine.request import Request, SamplingParams, StepResult
+from draftproof.engine.request import Request, SamplingParams, StepResult, StepTree
 from draftproof.errors import UserError
 from draftproof.models.cache import Cache
 from draftproof.models.target import Target, causal_plan
 from draftproof.spec.builders import BUILDERS
 from draftproof.spec.processors import process
-from draftproof.spec.tree import BUCKETS, Tree, chain, visibility
+from draftproof.spec.tree import BUCKETS, Tree, bucket, chain, visibility
 from tests import tiny
 from tests.engine.decoding import PROMPTS, Answer, Steered, requests, texts
 from tests.engine.test_stops import distinct_seed
@@ -578,3 +579,44 @@ def test_control_a_processor_that_sees_the_committed_text_alone(monkeypatch: pyt
     monkeypatch.setattr(step_module, "process", blind)
     answers, truth, _ = processed("llama", "greedy", Speculation(16), Alternating, None, None)
     assert texts(answers) != truth
+
+
+# --- a budget changes what is verified, never what is drafted -------------------------------------------
+
+
+def first_tree(how: Speculation) -> StepTree:
+    """What the first step drafts, behind a prompt that makes the rows' end fall inside the drafter's block of 16."""
+    target = tiny.target("llama")
+    engine = Engine(target, tiny.drafter(target, block_size=16), context=80, how=how, keep_trees=True)
+    steps = engine.generate([Request([5, 9, 11, 20, 33], 40)])
+    return next(r.tree for r in steps if r.tree is not None)
+
+
+def test_a_small_budget_drafts_what_the_whole_block_would() -> None:
+    whole, short = first_tree(Speculation()), first_tree(Speculation(3))
+    assert short.token == whole.token[:4]
+    assert short.logw == pytest.approx(whole.logw[:4], abs=1e-6)
+
+
+def test_control_a_block_that_is_cut_at_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = first_tree(Speculation())
+    monkeypatch.setattr(Proposer, "rows", property(lambda self: bucket(self.most + 1)))
+    short = first_tree(Speculation(3))
+    assert short.logw != pytest.approx(whole.logw[:4], abs=1e-6)
+
+
+def test_features_that_wait_long_are_taken_in_by_pieces() -> None:
+    target = tiny.target("llama")
+    drafter = tiny.drafter(target)
+    drafter.allocate(slots=2, capacity=700, chunk=JOINED)
+    backlog, row = Backlog(drafter), torch.randn(2, 1, 3 * tiny.HIDDEN, dtype=torch.float64)
+    for round_ in range(600):
+        backlog.hold(slice(0, 2), row, torch.tensor([1, int(round_ < 10)]), 700)
+    backlog.take_in()
+    assert drafter.cache is not None and drafter.cache.lengths.tolist() == [600, 10]
+
+
+def test_a_measured_budget_and_its_measured_choice_come_together() -> None:
+    target = tiny.target("llama")
+    with pytest.raises(AssertionError, match="auto"):
+        Engine(target, tiny.drafter(target), context=40, how=Speculation("auto"))

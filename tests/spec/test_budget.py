@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -441,3 +442,22 @@ def test_a_measured_choice_that_gave_up_comes_back_when_drafts_are_followed_agai
 
 def test_control_without_learning_from_unverified_drafts_it_never_comes_back() -> None:
     assert rounds_drafted(learns_in_pauses=False) == 0
+
+
+def test_a_factor_that_kept_itself_from_being_tested_comes_back() -> None:
+    """Deep drafts fail for a while; then all are right, but the short chain that is drafted meanwhile cannot tell."""
+    line = nodes_of([-1, 0, 1, 2, 3, 4, 5, 6], [1, *[0.8] * 7])
+    chains = (0, 1, 3, 5, 7)
+    auto = Auto(costs(*(1.15 + 0.06 * n if n else 1.0 for n in chains), draft=0.1, nodes=chains))
+
+    def rounds(count: int, right: int) -> list[int]:
+        chosen = []
+        for _ in range(count):
+            nodes = auto.choose([(line, "")], 1)
+            chosen.append(nodes)
+            auto.learn([(line, "")], [list(range(min(right, nodes) + 1))], nodes)
+        return chosen
+
+    assert rounds(100, 7)[-1] == 7
+    assert Counter(rounds(500, 3)[-200:]).most_common(1)[0][0] == 3  # longer ones are tried now and then
+    assert rounds(2000, 7)[-1] == 7
