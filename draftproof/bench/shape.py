@@ -212,7 +212,7 @@ def build_part(engine: Engine, batch: Batch, context: int, nodes: int) -> Part:
 
 
 def whole_round(engine: Engine, batch: Batch, proposer: Proposer | None) -> Callable[[], None]:
-    """What `run` does in a round, always from the same committed rows."""
+    """What `run` does in a round, always from the same committed rows (recurrent states move on, at no other cost)."""
     from draftproof.engine.step import step
 
     length, drafter = engine.cache.lengths.clone(), engine.drafter
