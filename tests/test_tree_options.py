@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from draftproof.bench import choose as choose_module
-from draftproof.cli import main
 from draftproof.engine import calibrate
 from draftproof.models.target import Target
 from tests import tiny
@@ -21,24 +19,11 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """Run the command line in this process: (exit code, stdout, stderr). The cache is empty, measuring is short."""
-    monkeypatch.setenv("DRAFTPROOF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def call(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Measuring is short."""
     monkeypatch.setattr(calibrate, "REPEATS", 1)
     monkeypatch.setattr(calibrate, "CPU_MOST", 15)
-
-    def run(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["draftproof", *map(str, args)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return run
+    return call
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,28 +112,20 @@ def way_runner(
     from draftproof.engine.propose import Speculation
     from draftproof.models.hub import resolve_target
     from draftproof.models.mtp import MTPDrafter
-    from draftproof.spec.builders import BUILDERS
+    from draftproof.spec.builders import BUILDERS, SPINE_FIRST
 
     assert pair.drafter is not None
-    drafter, budget = pair.drafter, {"none": "none", "auto": "auto", "chain": "chain", "mtp": "chain"}.get(way.kind)
     if way.kind == "none":
         return runner(pair, None, None, temperature, max_tokens, context)
+    if way.kind == "chain" and way.number > pair.drafter.depth:
+        raise UserError("bad-option", f"--way {way.name}: the drafter drafts {pair.drafter.depth}", "lower the width")
     if way.kind == "mtp":
-        drafter = MTPDrafter.load(resolve_target(pair.name), pair.target, way.number)
-    nodes = way.number if way.kind in ("chain", "ddtree") and way.number else None
-    if way.kind == "chain" and nodes and nodes > drafter.depth:
-        raise UserError("bad-option", f"--way {way.name}: the drafter drafts {drafter.depth}", "lower the width")
-    how = Speculation(nodes or budget or "chain", BUILDERS[builder], noise_aware)
-    if way.kind == "chain":
-        how = Speculation(nodes or "chain", noise_aware=noise_aware)
-    return runner(pair, _own(drafter), how, temperature, max_tokens, context)
-
-
-def _own(drafter: Any) -> Any:
-    """The same weights with caches of one's own, so that several engines may be alive at once."""
-    from copy import copy
-
-    return copy(drafter)
+        head = MTPDrafter.load(resolve_target(pair.name), pair.target, way.number)
+        return runner(pair, head, Speculation(noise_aware=noise_aware), temperature, max_tokens, context)
+    shape = SPINE_FIRST if way.kind == "chain" else BUILDERS[builder]
+    how = Speculation("auto" if way.kind == "auto" else way.number or "chain", shape, noise_aware)
+    own = copy(pair.drafter)  # the same weights with caches of its own: several engines are alive at once
+    return runner(pair, own, how, temperature, max_tokens, context)
 
 
 def runners(

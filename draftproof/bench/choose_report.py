@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftproof.bench.choose import advice
+from draftproof.bench.report import machine_line
 
 
 def print_choice(results: list[dict[str, Any]], provenance: dict[str, Any], load: float) -> None:
@@ -33,12 +34,7 @@ def print_choice(results: list[dict[str, Any]], provenance: dict[str, Any], load
                 console.print(
                     f"  auto over {against}: {r['mean']:.3f} (95 % {low:.3f}-{high:.3f}), median {r['median']:.3f}"
                 )
-    p = provenance
-    console.print(
-        f"{p['device']}; {p['dtype']}; {p['cpu']}; {p['cpus']} CPUs, OMP_NUM_THREADS {p['threads']}; "
-        f"torch {p['versions']['torch']}, transformers {p['versions']['transformers']}; git {p['git']}; "
-        f"other load {load:.1%} of the CPUs"
-    )
+    console.print(machine_line(provenance, load))
 
 
 def print_costs(costs: dict[int, list[dict[str, float]]], drafts: dict[int, float]) -> None:

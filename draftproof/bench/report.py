@@ -39,6 +39,15 @@ def print_lossless(results: Sequence[Comparison]) -> None:
             console.print(f"{r.verdict}: prompt {r.prompt}, T {r.temperature}, {r.ways}: token {r.at}, {gap}")
 
 
+def machine_line(p: dict[str, Any], load: float) -> str:
+    """What a table's numbers need beside them: the provenance, and the share of the CPUs that others took."""
+    return (
+        f"{p['device']}; {p['dtype']}; {p['cpu']}; {p['cpus']} CPUs, OMP_NUM_THREADS {p['threads']}; "
+        f"torch {p['versions']['torch']}, transformers {p['versions']['transformers']}; git {p['git']}; "
+        f"other load {load:.1%} of the CPUs"
+    )
+
+
 def print_bench(result: dict[str, Any]) -> None:
     console = Console(highlight=False, width=110)
     if "speed" in result:
@@ -55,12 +64,7 @@ def print_bench(result: dict[str, Any]) -> None:
             low, high = result["acceptance"]["gain_95"]
             gain = result["acceptance"]["gain"]
             console.print(f"mean gain over the second drafter {gain:+.1%} (95 % interval {low:+.1%} to {high:+.1%})")
-    p = result["provenance"]
-    console.print(
-        f"{p['device']}; {p['dtype']}; {p['cpu']}; {p['cpus']} CPUs, OMP_NUM_THREADS {p['threads']}; "
-        f"torch {p['versions']['torch']}, transformers {p['versions']['transformers']}; git {p['git']}; "
-        f"other load {result['other_load']:.1%} of the CPUs"
-    )
+    console.print(machine_line(result["provenance"], result["other_load"]))
 
 
 def _speed_table(speed: dict[str, Any]) -> Table:

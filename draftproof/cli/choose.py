@@ -17,7 +17,6 @@ from draftproof.cli.app import (
     TargetName,
     app,
     drafting,
-    which_drafter,
 )
 from draftproof.errors import UserError
 
@@ -98,12 +97,11 @@ def choose(
     asked = [bench.Way.parse(text) for text in way or bench.DEFAULT]
     if len({w.name for w in asked}) < len(asked):
         raise UserError("bad-option", "a --way is named twice", "name each once")
-    drafting(target, drafter, "ddtree", None, builder=builder)  # refuses a builder that is not known
+    pairing = drafting(target, drafter, "ddtree", None, builder=builder)
     chosen = load_workload(workload, prompts)
     if len(chosen) < prompts:
         raise UserError("bad-option", f"{workload} has only {len(chosen)} prompts", f"--prompts {len(chosen)}")
-    name, _ = which_drafter(target, drafter, "dflash", None)
-    pair = load_pair(target, name, dtype=dtype, device=device)
+    pair = load_pair(target, pairing.drafter, dtype=dtype, device=device)
     if not way and pair.target.spec.mtp_layers:
         asked += [bench.Way.parse(text) for text in bench.DEFAULT_MTP]
     load, chats = OtherLoad(), [(p.id, encode(pair, p)) for p in chosen]

@@ -42,7 +42,7 @@ def auto_for(
 ) -> Auto:
     """The measured choice for engines of `slots` requests and `context` tokens, with what was learned before."""
     costs = costs_for(target, drafter, how, context=context, sampled=sampled, slots=slots)
-    auto = Auto(costs, place=_digest(cost_key(target, drafter, how, sampled=sampled, slots=slots)))
+    auto = Auto(costs, place=costs.place)
     _recall(auto, drafter, sampled)
     return auto
 
@@ -59,11 +59,12 @@ def costs_for(
 ) -> Costs:
     """The cost table from disk; contexts that it lacks (all of them with `again`) are measured first."""
     key = cost_key(target, drafter, how, sampled=sampled, slots=slots)
-    path = cache_dir() / "costs" / f"{_digest(key)}.json"
+    place = _digest(key)
+    path = cache_dir() / "costs" / f"{place}.json"
     wanted = contexts_for(context, target.spec.max_positions)
     known = {} if again else _known(path)
     if all(str(size) in known for size in wanted):
-        return table({size: known[str(size)] for size in wanted})
+        return table({size: known[str(size)] for size in wanted}, place)
     with locked(path):
         known = {} if again else _known(path)
         for size in wanted:
@@ -72,15 +73,15 @@ def costs_for(
                 notice(told)
                 known[str(size)] = measure(target, drafter, how, context=size, sampled=sampled, slots=slots)
                 write_atomically(path, iter([json.dumps({"key": key, "contexts": known}, indent=1).encode()]))
-    return table({size: known[str(size)] for size in wanted})
+    return table({size: known[str(size)] for size in wanted}, place)
 
 
-def table(measured: dict[int, dict[str, Any]]) -> Costs:
+def table(measured: dict[int, dict[str, Any]], place: str = "") -> Costs:
     """Budgets that every context measured (a budget that can never pay at one is left out at all)."""
     contexts = tuple(sorted(measured))
     nodes = tuple(sorted(set.intersection(*(set(map(int, measured[c]["seconds"])) for c in contexts))))
     seconds = tuple(tuple(measured[c]["seconds"][str(n)] for n in nodes) for c in contexts)
-    return Costs(nodes, contexts, seconds, tuple(measured[c]["draft"] for c in contexts))
+    return Costs(nodes, contexts, seconds, tuple(measured[c]["draft"] for c in contexts), place)
 
 
 def contexts_for(context: int, limit: int | None) -> list[int]:

@@ -44,13 +44,14 @@ class Costs:
     """Seconds of a whole round (draft, build, verify, walk, commit) by context and drafted nodes.
 
     nodes: ascending, 0 (plain decoding, nothing drafted) first. seconds: one row a context, in the order of `nodes`.
-    draft: seconds of a draft whose tree is not used, by context.
+    draft: seconds of a draft whose tree is not used, by context. place: what they belong to (machine, pair, options).
     """
 
     nodes: tuple[int, ...]
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
     draft: tuple[float, ...]
+    place: str = field(default="", compare=False)
 
     def at(self, context: int) -> list[float]:
         """Seconds of every option, never falling with the nodes; linear between contexts, constant beyond them."""
