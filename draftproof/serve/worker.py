@@ -1,0 +1,227 @@
+"""The thread that owns the engine: requests come in from the event loop, results go back to it.
+
+The engine is not safe for several threads, and its steps take long; so one thread runs it, and the two sides meet in
+two places only: a queue of orders, and `call_soon_threadsafe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from draftproof.engine.request import EngineState, Request, StepResult
+
+log = logging.getLogger("draftproof")
+RECENT = 32  # finished requests whose durations tell when there may be room
+
+
+class Engine(Protocol):
+    """What the worker needs of `engine/engine.py`."""
+
+    slots: int
+
+    def add(self, request: Request) -> int: ...
+    def cancel(self, index: int) -> None: ...
+    def step(self) -> list[StepResult]: ...
+    def reset(self) -> None: ...
+    @property
+    def state(self) -> EngineState: ...
+
+
+@dataclass(frozen=True)
+class Report:
+    """One step of the engine, for the metrics; `stepped` is time.monotonic() at its end."""
+
+    results: list[tuple[Ticket, StepResult]]
+    seconds: float
+    stepped: float
+    state: EngineState
+
+
+class QueueFull(Exception):
+    """retry_after: seconds after which there may be room."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__("too many requests are waiting")
+        self.retry_after = retry_after
+
+
+class Draining(Exception):
+    """The server is stopping: what runs is finished, nothing new is taken."""
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A submitted request: iterate over its results, the last one has `finish`; `cancel` at any time."""
+
+    worker: Worker
+    request: Request
+    arrived: float  # time.monotonic()
+    done: bool = False
+    _results: asyncio.Queue[StepResult] = field(default_factory=asyncio.Queue)
+
+    async def __aiter__(self) -> AsyncIterator[StepResult]:
+        while True:
+            result = await self._results.get()
+            yield result
+            if result.finish is not None:
+                return
+
+    def cancel(self) -> None:
+        """The client has gone, or has enough (a stop string). Safe to repeat, and after the end."""
+        self.worker.cancel(self)
+
+
+class Worker:
+    """queue: requests that may wait for a slot. report: called in the event loop after every step."""
+
+    def __init__(self, engine: Engine, *, queue: int, report: Callable[[Report], None] = lambda _: None) -> None:
+        self.engine, self.queue, self.report = engine, queue, report
+        self.draining = False
+        self._open: set[Ticket] = set()  # of the event loop: submitted and not ended
+        self._durations: deque[float] = deque(maxlen=RECENT)
+        self._orders: deque[tuple[str, Ticket]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._tickets: dict[int, Ticket] = {}  # of the thread: the engine's number -> whose it is
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._emptied = asyncio.Event()
+
+    # ---- in the event loop
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def open(self) -> int:
+        """Requests that are running or waiting."""
+        return len(self._open)
+
+    def submit(self, *requests: Request) -> list[Ticket]:
+        """All of them or none: QueueFull, Draining."""
+        if self.draining:
+            raise Draining
+        room = self.engine.slots + self.queue
+        if self.open and self.open + len(requests) > room:  # several choices at once may go beyond an empty queue
+            raise QueueFull(self._wait())
+        arrived = time.monotonic()
+        tickets = [Ticket(self, request, arrived) for request in requests]
+        self._open.update(tickets)
+        for ticket in tickets:
+            self._order("add", ticket)
+        return tickets
+
+    def cancel(self, ticket: Ticket) -> None:
+        if not ticket.done:
+            self._ended(ticket)
+            self._order("cancel", ticket)
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, let what runs end for so long, then end the rest as errors and stop the thread."""
+        self.draining = True
+        self._emptied.clear()
+        if self._open:
+            try:
+                await asyncio.wait_for(self._emptied.wait(), seconds)
+            except TimeoutError:
+                log.warning("%d requests did not end within %.0f s and are broken off", self.open, seconds)
+        for ticket in list(self._open):
+            ticket.cancel()
+            ticket._results.put_nowait(failure("the server is stopping"))
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join, 30.0)
+
+    def _wait(self) -> float:
+        """Seconds until a slot is free for one more, by what requests took lately."""
+        mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
+        return max(1.0, mean * (self.open - self.engine.slots + 1) / self.engine.slots)
+
+    def _order(self, what: str, ticket: Ticket) -> None:
+        with self._wake:
+            self._orders.append((what, ticket))
+            self._wake.notify()
+
+    def _ended(self, ticket: Ticket) -> None:
+        ticket.done = True
+        self._open.discard(ticket)
+        if not self._open:
+            self._emptied.set()
+
+    def _deliver(self, report: Report) -> None:
+        kept = [(ticket, result) for ticket, result in report.results if not ticket.done]
+        for ticket, result in kept:
+            if result.finish is not None:
+                self._durations.append(report.stepped - ticket.arrived)
+                self._ended(ticket)
+            ticket._results.put_nowait(result)
+        self.report(Report(kept, report.seconds, report.stepped, report.state))
+
+    # ---- in the thread
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._orders or self._tickets or self._stopping):
+                    self._wake.wait()
+                orders = list(self._orders)
+                self._orders.clear()
+            if self._stopping and not orders:
+                return
+            refused = self._follow(orders)
+            begun = time.monotonic()
+            results = refused + (self._step() if self._tickets else [])
+            now = time.monotonic()
+            self._tell(Report(results, now - begun, now, self.engine.state))
+
+    def _follow(self, orders: Sequence[tuple[str, Ticket]]) -> list[tuple[Ticket, StepResult]]:
+        refused = []
+        for what, ticket in orders:
+            if what == "add":
+                try:
+                    self._tickets[self.engine.add(ticket.request)] = ticket
+                except Exception as error:
+                    log.exception("a request was refused by the engine")
+                    refused.append((ticket, failure(str(error))))
+            else:
+                for number in [n for n, other in self._tickets.items() if other is ticket]:
+                    self.engine.cancel(number)
+                    del self._tickets[number]
+        return refused
+
+    def _step(self) -> list[tuple[Ticket, StepResult]]:
+        try:
+            results = self.engine.step()
+        except Exception as error:  # the engine isolates what one request does; this is a fault of its own
+            log.exception("a step failed; all running requests end")
+            self.engine.reset()
+            results = [failure(f"{type(error).__name__}: {error}", number) for number in self._tickets]
+        told = [(self._tickets[r.index], r) for r in results if r.index in self._tickets]
+        for result in results:
+            if result.finish is not None:
+                self._tickets.pop(result.index, None)
+        return told
+
+    def _tell(self, report: Report) -> None:
+        assert self._loop
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, report)
+        except RuntimeError:  # the loop has ended: nobody listens any more
+            self._tickets.clear()
+
+
+def failure(error: str, index: int = -1) -> StepResult:
+    return StepResult(index, [], 0, "error", error=error)
