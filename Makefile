@@ -78,9 +78,9 @@ $(READY): pyproject.toml constraints.txt
 	cuda = torch.version.cuda is not None and not os.path.exists('/dev/nvidia0') and not torch.cuda.is_available(); \
 	raise SystemExit('a CUDA build of torch was installed on a machine without a GPU: remove .venv and install a CPU build first, https://pytorch.org/get-started/locally' if cuda else 0)"
 	@if command -v uv >/dev/null; then \
-	  uv pip install -q --python $(BIN)/python -c constraints.txt -e ".[engine,dev]"; \
+	  uv pip install -q --python $(BIN)/python -c constraints.txt -e ".[engine,serve,dev]"; \
 	else \
-	  $(BIN)/python -m pip install -q -c constraints.txt -e ".[engine,dev]"; \
+	  $(BIN)/python -m pip install -q -c constraints.txt -e ".[engine,serve,dev]"; \
 	fi
 	@touch $(READY)
 

@@ -62,6 +62,7 @@ class Request:
 
     budget: drafted nodes a round at most for this request: "none", "chain" or a number; None: the engine's own.
     logprobs: report the log-probability of every token, with this many of the likeliest in its place; None: none.
+    keep_trees: every result of a step brings its draft tree.
     """
 
     prompt_ids: Sequence[int]
@@ -71,6 +72,7 @@ class Request:
     processors: Sequence[Any] = ()
     budget: str | int | None = None
     logprobs: int | None = None
+    keep_trees: bool = False
 
     def __post_init__(self) -> None:
         _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, ">= 1")
@@ -106,8 +108,7 @@ class TokenLogprob:
 @dataclass(frozen=True)
 class StepResult:
     """Tokens one step added to request `index`. The first `accepted` of them were drafted, the last is the target's own
-    unless a limit cut the step short. nodes: drafted tokens that the target verified. tree: if the engine was asked to
-    keep it.
+    unless a limit cut the step short. nodes: drafted tokens that the target verified. tree: if it was asked for.
 
     finish: None while running, "stop" (a stop token), "length", or "error": the request failed for the reason `error`,
     and has no tokens in this result.

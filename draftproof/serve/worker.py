@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from draftproof.engine.request import EngineState, Request, StepResult
+from draftproof.errors import DraftproofError
 
 log = logging.getLogger("draftproof")
 RECENT = 32  # finished requests whose durations tell when there may be room
@@ -44,7 +45,7 @@ class Report:
     state: EngineState
 
 
-class QueueFull(Exception):
+class QueueFullError(DraftproofError):
     """retry_after: seconds after which there may be room."""
 
     def __init__(self, retry_after: float) -> None:
@@ -52,7 +53,7 @@ class QueueFull(Exception):
         self.retry_after = retry_after
 
 
-class Draining(Exception):
+class DrainingError(DraftproofError):
     """The server is stopping: what runs is finished, nothing new is taken."""
 
 
@@ -110,12 +111,12 @@ class Worker:
         return len(self._open)
 
     def submit(self, *requests: Request) -> list[Ticket]:
-        """All of them or none: QueueFull, Draining."""
+        """All of them or none: QueueFullError, DrainingError."""
         if self.draining:
-            raise Draining
+            raise DrainingError
         room = self.engine.slots + self.queue
         if self.open and self.open + len(requests) > room:  # several choices at once may go beyond an empty queue
-            raise QueueFull(self._wait())
+            raise QueueFullError(self._wait())
         arrived = time.monotonic()
         tickets = [Ticket(self, request, arrived) for request in requests]
         self._open.update(tickets)
