@@ -36,6 +36,7 @@ CODES: dict[str, str] = {
     "prompt-empty": "the prompt holds no tokens",
     "prompt-too-long": "prompt and requested tokens do not fit the context",
     "bad-option": "an option has an impossible value, or contradicts another",
+    "bad-schema": "a JSON schema is none, or demands what a grammar cannot enforce",
     "engine-unknown": "an engine was named that the data on engines does not hold",
     "flag-conflict": "one setting was given two values, or a flag contradicts what the pair needs",
     "launch-refuted": "the check refutes this deployment, so it is not started",

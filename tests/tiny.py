@@ -224,25 +224,63 @@ class KnowingDrafter:
         self.draw = torch.Generator().manual_seed(seed)
         self.cache: Cache | None = None
         self.lengths = torch.zeros(0, dtype=torch.long)
+        self.at: list[int] = []  # slot -> text; texts come in their order, again and again
+        self.entered = 0
+
+    @property
+    def stores(self) -> list[KnowingDrafter]:
+        return [self]
 
     def allocate(self, *, slots: int, capacity: int, chunk: int) -> None:
-        self.lengths = torch.zeros(slots, dtype=torch.long)
+        self.lengths, self.at = torch.zeros(slots, dtype=torch.long), list(range(slots))
 
     def extend(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None:
         self.lengths[slots] += counts
 
     def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Any = None) -> DraftDist:
-        rows = range(len(self.texts))[slots] if isinstance(slots, slice) else slots.tolist()
+        rows = self._slots(slots)
         ids = torch.zeros(len(anchors), self.depth, width, dtype=torch.long)
         for i, row in enumerate(rows):
             at = int(self.lengths[row]) + 1
-            known = (self.texts[row][at : at + self.depth] + [0] * self.depth)[: self.depth]
+            known = (self.texts[self.at[row]][at : at + self.depth] + [0] * self.depth)[: self.depth]
             ids[i, :, 0] = torch.tensor(known)
         flip = torch.rand(ids.shape, generator=self.draw) < self.wrong
         return DraftDist(torch.where(flip, (ids + 5) % VOCAB, ids), torch.zeros(ids.shape))
 
     def drop(self, slots: Slots) -> None:
         self.lengths[slots] = 0
+        for slot in self._slots(slots):
+            self.at[slot], self.entered = self.entered % len(self.texts), self.entered + 1
+
+    def _slots(self, slots: Slots) -> list[int]:
+        return list(range(slots.start, slots.stop)) if isinstance(slots, slice) else slots.tolist()
+
+    # What it keeps of a request is a length.
+    stateful = False
+
+    def swap(self, one: int, other: int, reach: int) -> None:
+        self.lengths[[one, other]] = self.lengths[[other, one]]
+        self.at[one], self.at[other] = self.at[other], self.at[one]
+
+    def resize(self, slots: int, capacity: int) -> None:
+        kept = min(slots, len(self.at))
+        lengths = torch.zeros(slots, dtype=torch.long)
+        lengths[:kept] = self.lengths[:kept]
+        self.lengths, self.at = lengths, (self.at + list(range(len(self.at), slots)))[:slots]
+
+    def bytes_a_slot(self, capacity: int) -> int:
+        return 0
+
+    def save(self, slot: int, begin: int, end: int) -> list[Tensor]:
+        return []
+
+    def load(self, slot: int, begin: int, saved: Any) -> None: ...
+
+    def state(self, slot: int) -> list[Tensor]:
+        return []
+
+    def restore(self, slot: int, length: int, state: Any) -> None:
+        self.lengths[slot] = length
 
 
 class KnowingTree(KnowingDrafter):
@@ -271,5 +309,5 @@ class KnowingTree(KnowingDrafter):
         return torch.zeros_like(values).scatter_(1, ids, values)
 
     def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Any = None) -> DraftDist:
-        rows = range(len(self.texts))[slots] if isinstance(slots, slice) else slots.tolist()
-        return likeliest(torch.stack([self.logits(r, int(self.lengths[r]) + 1) for r in rows]), width, rescore)
+        rows = self._slots(slots)
+        return likeliest(torch.stack([self.logits(self.at[r], int(self.lengths[r]) + 1) for r in rows]), width, rescore)

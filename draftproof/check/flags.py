@@ -171,11 +171,25 @@ LLAMACPP: Final[Mapping[str, Flag]] = {
     **dict.fromkeys(("-a", "--alias"), Flag("served_name", word)),
     "--chat-template-file": Flag("chat_template", word),
 }
+# `draftproof serve`, which is not launched by draftproof but examined like the others.
+OWN: Final[Mapping[str, Flag]] = {
+    "--target": Flag("model", word),
+    "--drafter": Flag("spec_model", word),
+    "--method": Flag("spec_method", word),
+    "--budget": Flag("budget", word),
+    **dict.fromkeys(("-k", "--num-speculative-tokens"), Flag("drafts", integer)),
+    "--max-model-len": Flag("max_model_len", integer),
+    "--max-num-seqs": Flag("max_num_seqs", integer),
+    "--max-num-batched-tokens": Flag("max_batched_tokens", integer),
+    "--prefix-cache": Flag("prefix_caching", lambda flag, text: text.strip("0.") != ""),
+    "--port": Flag("port", integer),
+}
 FLAGS: Final[Mapping[str, Mapping[str, Flag]]] = {
     "vllm": VLLM,
     "sglang": SGLANG,
     "llama.cpp": LLAMACPP,
     "ik_llama.cpp": LLAMACPP,
+    "draftproof": OWN,
 }
 
 
@@ -195,4 +209,6 @@ def option_fields(engine: str, arguments: Sequence[str]) -> dict[str, Any]:
 def method(name: str) -> str:
     """An engine's word for a method, in ours."""
     lowered = name.lower()
-    return "mtp" if "mtp" in lowered or lowered in ("nextn", "eagle") else "dflash" if "dflash" in lowered else lowered
+    if "dflash" in lowered or lowered == "ddtree":  # trees of a DFlash drafter
+        return "dflash"
+    return "mtp" if "mtp" in lowered or lowered in ("nextn", "eagle") else lowered

@@ -11,6 +11,7 @@ from draftproof.check.flags import FLAGS, method, option_fields, read_flags
 from draftproof.check.merge import merge_options
 from draftproof.check.options import Options
 from draftproof.config.engines import Engine, engines
+from draftproof.doctor import own
 from draftproof.doctor.evidence import seen_inside
 from draftproof.doctor.facts import Facts
 from draftproof.errors import UserError
@@ -23,13 +24,14 @@ GGUF = ".gguf"
 @dataclass(frozen=True)
 class Spec:
     """Speculation as asked or as resolved; None where `where` does not tell. `drafts` is the number of drafted tokens
-    a pass, in every engine."""
+    a pass, in every engine; `budget` that of draftproof's trees."""
 
     where: str
     method: str | None = None
     drafts: int | None = None
     model: str | None = None
     runner: str | None = None
+    budget: str | None = None
 
 
 def engine_data(facts: Facts) -> Engine | None:
@@ -38,7 +40,7 @@ def engine_data(facts: Facts) -> Engine | None:
 
 def tap_offset(facts: Facts) -> int | None:
     """What the engine's own layer index adds to "after layer i"."""
-    if facts.engine == "draftproof":
+    if own.is_own(facts):
         return 0
     engine = engine_data(facts)
     return None if engine is None else engine.tap_offset
@@ -53,6 +55,8 @@ def drafts_unit(facts: Facts) -> int:
 def asked(facts: Facts) -> Spec | None:
     """From the process's arguments and environment; None without them or where they cannot be read. A GGUF file is not
     named as the model: it holds no config that could be read or compared, so the user names the folder it is from."""
+    if own.is_own(facts):
+        return _own_asked(facts)
     if facts.process is None or facts.engine is None or facts.engine not in FLAGS:
         return None
     try:
@@ -67,6 +71,17 @@ def asked(facts: Facts) -> Spec | None:
     forced = {"0": "v1", "1": "v2"}.get(facts.process.env.get(RUNNER_VARIABLE, ""))
     named = fields.get("method")
     return Spec("process: arguments", method(str(named)) if named else None, fields.get("drafts"), model, forced)
+
+
+def _own_asked(facts: Facts) -> Spec | None:
+    """The drafter is left out where only one of the two names is a place: then they cannot be compared."""
+    wanted, server = own.asked_of(facts), own.told(facts.server_info)
+    if wanted is None:
+        return None
+    method, budget, drafter = wanted
+    if drafter and server and server.drafter and drafter.startswith("/") != server.drafter.startswith("/"):
+        drafter = None
+    return Spec("process: arguments", method, None, drafter, None, budget)
 
 
 def options(facts: Facts) -> Options | None:
@@ -101,7 +116,10 @@ def _resolved(facts: Facts) -> Iterator[Spec]:
         name = NOTHING if facts.log.speculative == {} else told.get("method") or facts.log.method
         count = told.get("num_speculative_tokens")
         yield _spec("log: speculative config", name, count, told.get("model"), facts.log.runner)
-    if facts.server_info is not None:
+    if (server := own.told(facts.server_info)) is not None:
+        drafts = server.block_size - 1 if server.block_size else None
+        yield Spec("server_info", server.method, drafts, server.drafter, None, server.budget)
+    elif facts.server_info is not None:
         yield _server_info(facts.server_info)
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from draftproof.config.drafter import DrafterSpec, LayerSpec
 from draftproof.config.finding import Finding
+from draftproof.doctor import own
 from draftproof.doctor.chain import cannot_tell
 from draftproof.doctor.facts import Facts, InsideFacts, LayerInside
 
@@ -20,7 +21,7 @@ GET: Final[Mapping[str, str]] = {
     "metrics": "let the server show its counters (vLLM: no --disable-log-stats; SGLang: --enable-metrics)",
     "probe": "let doctor send its prompts: the server has to answer completions",
     "inside": "start it with draftproof launch vllm --prove",
-    "server_info": "start vLLM with VLLM_SERVER_DEV_MODE=1 on a closed machine",
+    "server_info": "start vLLM with VLLM_SERVER_DEV_MODE=1 on a closed machine; draftproof serve always shows it",
     "oracle": "let doctor run the pair itself on the server's text: both checkpoints here, and draftproof[engine]",
     "baseline": "name a server of the same target without the drafter: --baseline URL",
 }
@@ -53,6 +54,12 @@ def has_drafter(facts: Facts) -> bool:
     return facts.pair is None or facts.pair.drafter is not None
 
 
+def seen_layers_required(facts: Facts) -> bool:
+    """Do links need to see the draft layers run? There are none without a drafter, and our own engine's would be
+    compared with themselves."""
+    return has_drafter(facts) and not own.is_own(facts)
+
+
 def no_drafter(code: str) -> Finding:
     return cannot_tell(code, "the target's own MTP head drafts, which is not examined layer by layer", "pair")
 
@@ -73,6 +80,12 @@ def lack_of_layers(code: str, facts: Facts) -> Finding:
     if drafter is None:
         return no_drafter(code)
     if inside is None:
-        return lack(code, facts, "inside")
+        return not_seen_inside(code, facts)
     message = f"the plugin saw {len(inside.layers)} draft layers, the drafter has {len(drafter.layers)}"
     return cannot_tell(code, message, "inside: draft layers", "see whether the server loads another drafter")
+
+
+def not_seen_inside(code: str, facts: Facts) -> Finding:
+    if own.is_own(facts):
+        return cannot_tell(code, own.SAME_CODE, "inside", own.JUDGED)
+    return lack(code, facts, "inside")

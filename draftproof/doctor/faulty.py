@@ -85,6 +85,10 @@ class Wrapped:
         return self.sound.target
 
     @property
+    def stores(self) -> list[Cache]:
+        return self.sound.stores
+
+    @property
     def cache(self) -> Cache | None:
         return self.sound.cache
 

@@ -14,6 +14,7 @@ from draftproof.config.report import finding_text, plain
 from draftproof.doctor.chain import Diagnosis, LinkResult
 from draftproof.doctor.evidence import GET
 from draftproof.doctor.facts import Facts, Fit, OracleFacts
+from draftproof.doctor.own import is_own
 from draftproof.doctor.rank import HEALTHY
 
 STYLES: Final = {Verdict.PROVED: "green", Verdict.REFUTED: "bold red", Verdict.CANNOT_TELL: "yellow"}
@@ -34,7 +35,7 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
     if diagnosis.facts.oracle is not None:
         _acceptance(diagnosis.facts, diagnosis.facts.oracle, console)
     for source, reason in diagnosis.facts.missing.items():
-        console.print(Text(f"missing: {plain(source)}: {plain(reason)}{_way(source)}", "dim"))
+        console.print(Text(f"missing: {plain(source)}: {plain(reason)}{_way(source, diagnosis.facts)}", "dim"))
     console.print(Text(closing(diagnosis), "bold"))
 
 
@@ -107,5 +108,6 @@ def _range(oracle: OracleFacts) -> str:
     return f"{oracle.expected:.2f} ({oracle.interval[0]:.2f} to {oracle.interval[1]:.2f})"
 
 
-def _way(source: str) -> str:
-    return f"; {GET[source]}" if source in GET else ""
+def _way(source: str, facts: Facts) -> str:
+    """Nothing looks inside our own engine."""
+    return f"; {GET[source]}" if source in GET and not (source == "inside" and is_own(facts)) else ""

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from draftproof.check.check import Pair, read_pair
 from draftproof.config.drafter import read_drafter
 from draftproof.config.target import read_target
+from draftproof.doctor import own
 from draftproof.doctor.bisect import REQUEST, ask_for
 from draftproof.doctor.chain import Diagnosis, diagnose
 from draftproof.doctor.deployed import asked
@@ -113,7 +114,9 @@ def _from_machine(made: Collection, ask: DoctorAsk, server: Server) -> dict[str,
 
 def _inside(made: Collection, ask: DoctorAsk, record: dict[str, Any] | None) -> None:
     """After the probe: attention calls are told when the first drafts are made."""
-    if ask.machine is not None:
+    if own.is_own(made.facts):
+        made.put("inside", None, own.SAME_CODE)
+    elif ask.machine is not None:
         inside = fetch_inside(ask.machine, _folder(ask.machine, record)) if record else None
         made.put("inside", inside, "no plugin reported: it was not started with launch vllm --prove")
 
@@ -150,7 +153,10 @@ def _pair(made: Collection, ask: DoctorAsk, scratch: Path, resolve: Resolve) -> 
     """Both configs, from the names given or from the server's own command line."""
     names = _names(made.facts, ask)
     if names is None:
-        made.put("pair", None, "which checkpoints it serves is not known: name them with --target and --drafter")
+        server = own.told(made.facts.server_info)
+        alone = "it serves the target alone, without a drafter"
+        unknown = "which checkpoints it serves is not known: name them with --target and --drafter"
+        made.put("pair", None, alone if server and server.method == "none" else unknown)
         return None
     target, drafter = names
     if ask.machine is None:
@@ -172,6 +178,9 @@ def _read(found: Checkpoints) -> Pair:
 
 def _names(facts: Facts, ask: DoctorAsk) -> tuple[str, str | None] | None:
     told = asked(facts)
+    if (server := own.told(facts.server_info)) is not None:
+        target, drafter = ask.target or server.target, ask.drafter or server.drafter
+        return (target, drafter) if target and (drafter or server.method == "mtp") else None
     target = ask.target or (_served(facts.process.argv) if facts.process else None)
     drafter = ask.drafter or (told.model if told else None)
     if target is None or (drafter is None and (told is None or told.method != "mtp")):
@@ -201,10 +210,12 @@ def _files(
     drafter = found.drafter.engine_name if found and found.drafter else None
     say("files: hashing the checkpoints")
     process = made.facts.process
+    began = fetch_counters(made.facts.url, ask.api_key)[0] if own.is_own(made.facts) else None
     facts = file_facts(
         ask.machine, record, folders,
         drafter=drafter if drafter and drafter.startswith("/") else None,
         digests=ask.hashes, started=process.started if process else None,
+        loaded=began.created if began else None,  # our server begins to count when its models are loaded
     )  # fmt: skip
     made.put("files", facts)
 
@@ -229,12 +240,12 @@ def _probe(made: Collection, ask: DoctorAsk, server: Server, say: Say) -> None:
 
 
 def _ask(ask: DoctorAsk, server: Server, url: str) -> tuple[Answer, ...]:
-    model = server.models[0]
+    model, fields = server.models[0], own.probe_fields(server.details)
     if ask.texts:
-        return probe_ids(url, model, ask.texts, ask.max_tokens, ask.api_key, engine=server.engine)
+        return probe_ids(url, model, ask.texts, ask.max_tokens, ask.api_key, engine=server.engine, fields=fields)
     listed = read_prompts()
     chosen = (*listed[: ask.prompts - 1], listed[-1])  # the last is longer than a cache block
-    return probe(url, model, chosen, ask.max_tokens, ask.api_key, engine=server.engine)
+    return probe(url, model, chosen, ask.max_tokens, ask.api_key, engine=server.engine, fields=fields)
 
 
 def _metrics(

@@ -1,59 +1,66 @@
-"""Committed rows that the drafter has not seen: while it is not asked, their features wait here."""
+"""Committed rows that the drafter has not seen: while it is not asked, their features wait here, by slot."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from draftproof.engine.batch import Drafter
 from draftproof.models.cache import Slots
 
 MOST_ROWS = 4096  # rows that may wait; more are taken in at once
-JOINED = 256  # one-row rounds that are taken in together: no more than a drafter's forward holds
-
-
-@dataclass
-class Waiting:
-    """Features [R, S, F] of committed rows, of which the first counts [R] stay."""
-
-    slots: Slots
-    features: list[Tensor]
-    counts: Tensor
-    reach: int
-
-    @property
-    def rows(self) -> int:
-        return sum(f.shape[0] * f.shape[1] for f in self.features)
-
-    def continues(self, slots: Slots, features: Tensor) -> bool:
-        """One row each behind one-row rounds of the same requests. A request without a token in one round has ended, so
-        what counts stands gapless at the front."""
-        same = isinstance(slots, slice) and self.slots == slots and len(self.features) < JOINED
-        return same and features.shape[1] == 1 and self.features[-1].shape[1] == 1
 
 
 @dataclass
 class Backlog:
-    drafter: Drafter
-    _waiting: list[Waiting] = field(default_factory=list)
+    """chunk: the most rows a request that one `extend` of the drafter brings."""
 
-    def hold(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None:
-        if self._waiting and self._waiting[-1].continues(slots, features):
-            last = self._waiting[-1]
-            last.features.append(features)
-            last.counts, last.reach = last.counts + counts, reach
-        else:
-            self._waiting.append(Waiting(slots, [features], counts, reach))
-        if sum(w.rows for w in self._waiting) > MOST_ROWS:
+    drafter: Drafter
+    chunk: int = 256
+    _waiting: dict[int, list[Tensor]] = field(default_factory=dict)  # slot -> features [rows, F], in order
+    _rows: int = 0
+    _reach: int = 0
+
+    def hold(self, slots: slice, features: Tensor, reach: int) -> None:
+        """Features [R, S, F] of rows that were all committed; reach: a bound on committed rows, these included."""
+        for row, slot in enumerate(range(slots.start, slots.stop)):
+            self._waiting.setdefault(slot, []).append(features[row])
+        self._rows += features.shape[0] * features.shape[1]
+        self._reach = max(self._reach, reach)
+        if self._rows > MOST_ROWS:
             self.take_in()
 
-    def take_in(self) -> None:
-        """The drafter's context catches up."""
-        for late in self._waiting:
-            self.drafter.extend(late.slots, torch.cat(late.features, 1), late.counts, late.reach)
-        self._waiting.clear()
+    def take_in(self, slots: Sequence[int] | None = None) -> None:
+        """The drafter's context catches up, in these slots or in all."""
+        late = {s: torch.cat(self._waiting.pop(s)) for s in sorted(self._waiting) if slots is None or s in slots}
+        self._rows -= sum(len(rows) for rows in late.values())
+        for begin in range(0, max(map(len, late.values()), default=0), self.chunk):
+            self._extend({s: rows[begin : begin + self.chunk] for s, rows in late.items() if len(rows) > begin})
+
+    def _extend(self, late: dict[int, Tensor]) -> None:
+        widest = max(map(len, late.values()))
+        features = torch.stack([pad(rows, (0, 0, 0, widest - len(rows))) for rows in late.values()])
+        counts = torch.tensor([len(rows) for rows in late.values()], device=features.device)
+        self.drafter.extend(together(list(late), features.device), features, counts, self._reach + widest)
+
+    def drop(self, slot: int) -> None:
+        self._rows -= sum(map(len, self._waiting.pop(slot, [])))
+
+    def swap(self, one: int, other: int) -> None:
+        kept = {s: self._waiting.pop(s) for s in (one, other) if s in self._waiting}
+        self._waiting |= {one + other - s: rows for s, rows in kept.items()}
 
     def clear(self) -> None:
         self._waiting.clear()
+        self._rows = self._reach = 0
+
+
+def together(slots: list[int], device: torch.device) -> Slots:
+    """Ascending slots as a range where they are one."""
+    if slots == list(range(slots[0], slots[-1] + 1)):
+        return slice(slots[0], slots[-1] + 1)
+    return torch.tensor(slots, device=device)

@@ -142,7 +142,7 @@ def _engine(
     fixed = Speculation(most, how.builder, how.noise_aware, how.padded)
     engine = Engine(target, drafter, slots=slots, context=context + room, how=fixed)
     params = SamplingParams(temperature=0.7 if sampled else 0.0, seed=0)
-    batch = engine.admit([Request([1], room, params) for _ in range(slots)])
+    batch = engine.seat([Request([1], room, params) for _ in range(slots)])
     return engine, batch
 
 

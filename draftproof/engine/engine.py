@@ -1,25 +1,36 @@
-"""Requests in, steps out: prefill, then `step` until every request has finished."""
+"""Many requests at once: they come and go between steps, prompts are run in chunks beside those that decode."""
 
 from __future__ import annotations
 
+import itertools
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from draftproof.engine.batch import Batch, Drafter
+from draftproof.engine.batch import Batch, Drafter, batch_of
+from draftproof.engine.emit import emit
+from draftproof.engine.faults import short_of_memory
+from draftproof.engine.inflight import InFlight
+from draftproof.engine.prefix import PrefixCache
 from draftproof.engine.propose import Proposer, Round, Speculation
-from draftproof.engine.request import Request, SamplingParams, StepResult, StepTree
-from draftproof.engine.step import Step, advance, choices, step
+from draftproof.engine.request import EngineState, Request, StepResult
+from draftproof.engine.slots import SlotTable
+from draftproof.engine.step import Step, advance, choices, scores_of, step
 from draftproof.errors import UserError
 from draftproof.models.target import Target, causal_plan
 from draftproof.spec.accept import walk
-from draftproof.spec.budget import Auto
-from draftproof.spec.sampling import GREEDY_BELOW, Sampling
+from draftproof.spec.budget import Auto, Autos
 from draftproof.spec.tree import chain
 
 PREFILL_CHUNK = 512  # prompt rows per forward
+LAST_STRETCH = 16  # a state is kept this many tokens before a prompt's end, where the next turn may begin to differ
+HEADROOM = 64  # rows that a newcomer must leave to everybody, or it would be sent away again at once
+RECOVER = 64  # steps after which one more request is tried again when memory was short
 
 
 class Engine:
@@ -33,11 +44,21 @@ class Engine:
         slots: int = 1,
         context: int,
         how: Speculation | None = None,
-        auto: Auto | None = None,
-        keep_trees: bool = False,
+        auto: Auto | Autos | None = None,
+        chunk: int = PREFILL_CHUNK,
+        prefill_rows: int | None = None,
+        memory: int | None = None,
+        prefix: int = 0,
+        isolate: bool = False,
     ) -> None:
         """how: what to draft (default: the drafter's chain); auto: the measured choice, for its budget "auto"
-        (`calibrate.auto_for`). keep_trees: every StepResult brings its draft tree."""
+        (`calibrate.auto_for`).
+
+        chunk: prompt rows of one forward; prefill_rows: of all prompts together in one step, None: whole prompts.
+        memory: bytes of the caches, which then grow as they are needed; None: they are made whole at once.
+        prefix: bytes for what earlier requests left (0: nothing is kept). isolate: a fault ends the request it came
+        from as an error, in place of being raised.
+        """
         limit = target.spec.max_positions
         if limit is not None and context > limit:
             raise UserError(
@@ -46,179 +67,309 @@ class Engine:
                 f"shorten the prompt or lower --max-tokens so that both fit {limit}",
             )
         self.target, self.drafter, self.slots, self.context = target, drafter, slots, context
-        self.keep_trees = keep_trees
+        self.isolate, self.prefill_rows = isolate, prefill_rows
         self.proposer = Proposer(drafter, how or Speculation(), target.spec.vocab_size, auto) if drafter else None
-        self.chunk = min(PREFILL_CHUNK, context + 1)
+        self.chunk = min(chunk, context + 1)
         rows = max(self.chunk, self.proposer.rows if self.proposer else 1)
-        self.cache = target.new_cache(slots=slots, capacity=context, chunk=rows)
-        if drafter:
-            drafter.allocate(slots=slots, capacity=context, chunk=rows)
+        made = slots if memory is None else 1
+        first = context if memory is None else 1
+        self.cache = target.new_cache(slots=made, capacity=first, chunk=rows)
+        if drafter and self.proposer:
+            drafter.allocate(slots=made, capacity=first, chunk=rows)
+            self.proposer.backlog.chunk = min(self.proposer.backlog.chunk, rows)
+        self.table = SlotTable(self.cache, self.proposer, slots, context, memory)
+        if memory is not None and self.table.bytes_for(1, context) > memory:
+            raise UserError(
+                "bad-option",
+                f"{memory / 2**30:.2f} GiB for the cache; one request of {context} tokens takes "
+                f"{self.table.bytes_for(1, context) / 2**30:.2f} GiB",
+                "give it more, or lower the context",
+            )
+        stateful = any(store.stateful for store in self.table.stores)
+        self.prefix = PrefixCache(prefix, stateful=stateful) if prefix else None
+        self.waiting: deque[InFlight] = deque()
+        self.most = slots  # requests at once; lowered for a while when memory was short
+        self._numbers, self._steps, self._turns = 0, 0, itertools.count(1)
+        self._batch: Batch | None = None
+        self._counted = EngineState()
+
+    # ---- requests in, results out
 
     def generate(self, requests: Sequence[Request]) -> Iterator[StepResult]:
-        """Decode up to `slots` requests side by side; yields each request's tokens step by step.
+        """Decode these requests side by side; yields each request's tokens step by step, with its place in the list.
 
         The text depends on the request and its seed alone: not on the drafter, nor on what shares the batch (up to the
         rounding of kernels that see another batch shape).
         """
-        self._require_fit(requests)
-        batch, progress = self.admit(requests), [Progress(r) for r in requests]
-        logits = torch.stack([self.prefill(i, r, batch) for i, r in enumerate(requests)])
-        first = first_tokens(batch, logits, self.cache.lengths[batch.slots])
-        yield from emit(first, batch, progress, prefill=True)
-        while any(p.running for p in progress):
-            batch.longest = max(p.committed for p in progress)
-            batch.left = [p.left for p in progress]
-            done = step(batch, self.target, self.cache, self.proposer)
-            yield from emit(done, batch, progress, keep_trees=self.keep_trees)
+        places = {number: place for place, number in enumerate([self.add(r) for r in requests])}
+        try:
+            while self.busy:
+                for result in self.step():
+                    yield replace(result, index=places[result.index])
+        finally:
+            self.reset()  # the caller may have stopped early
 
-    def _require_fit(self, requests: Sequence[Request]) -> None:
-        if not 1 <= len(requests) <= self.slots:
-            raise AssertionError(f"{len(requests)} requests for {self.slots} slots")
-        limit, budget = self.target.spec.max_positions, self.proposer.how.budget if self.proposer else 0
-        for r in requests:
-            if len(r.prompt_ids) + r.max_tokens > self.context:
-                raise UserError(
-                    "prompt-too-long",
-                    f"{len(r.prompt_ids)} prompt tokens and {r.max_tokens} new ones, the context holds {self.context}",
-                    "shorten the prompt or lower --max-tokens",
-                )
-            if isinstance(budget, int) and limit is not None and budget > limit - len(r.prompt_ids):
-                raise UserError(
-                    "bad-option",
-                    f"a budget of {budget} nodes, the model's context has {limit - len(r.prompt_ids)} tokens left "
-                    "behind the prompt",
-                    "lower --budget, or shorten the prompt",
-                )
+    def add(self, request: Request) -> int:
+        """Queue a request; its results carry the number that is returned. UserError prompt-too-long, bad-option."""
+        self._require_fit(request)
+        self._numbers += 1
+        self.waiting.append(InFlight(self._numbers, request, time.monotonic()))
+        return self._numbers
 
-    def admit(self, requests: Sequence[Request]) -> Batch:
-        device, slots = self.target.device, slice(0, len(requests))
-        self.cache.drop(slots)
+    def cancel(self, number: int) -> None:
+        """Nothing more of this request. One that has ended is no error."""
+        self.waiting = deque(one for one in self.waiting if one.number != number)
+        self._leave([one for one in self.table.taken if one.number == number])
+
+    def reset(self) -> None:
+        """Forget all requests."""
+        self.waiting.clear()
+        self._leave(self.table.taken, keep=False)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.table.taken)
+
+    @property
+    def state(self) -> EngineState:
+        taken = self.table.taken
+        full = self.table.memory or self.table.nbytes
+        held = sum(self.table.bytes_for(1, one.rows) for one in taken)
+        return replace(self._counted, running=len(taken), waiting=len(self.waiting), usage=min(1.0, held / full))
+
+    def seat(self, requests: Sequence[Request]) -> Batch:
+        """For measurements: these requests in the first slots, with nothing run (`run_prompt`, `step.step`)."""
+        self.reset()
+        for request in requests:
+            self.add(request)
+        self._admit()
+        return self._batch_of(self.table.taken, slice(0, len(requests)))
+
+    def step(self) -> list[StepResult]:
+        """Decode everybody by one step, let in who can be, run a stretch of prompts: a first token is told at once."""
+        self._steps += 1
+        if self._steps % RECOVER == 0 and self.most < self.slots:
+            self.most += 1
+        self._make_room()
+        decoding = self.table.decoding
+        results = self._guarded(self._decode, decoding) if decoding else []
+        self._admit()
+        return results + self._prefill()
+
+    def _require_fit(self, r: Request) -> None:
+        spec, budget = self.target.spec, self.proposer.how.budget if self.proposer else 0
+        if len(r.prompt_ids) + r.max_tokens > self.context:
+            raise UserError(
+                "prompt-too-long",
+                f"{len(r.prompt_ids)} prompt tokens and {r.max_tokens} new ones, the context holds {self.context}",
+                "shorten the prompt or lower --max-tokens",
+            )
+        limit = spec.max_positions
+        if isinstance(budget, int) and limit is not None and budget > limit - len(r.prompt_ids):
+            raise UserError(
+                "bad-option",
+                f"a budget of {budget} nodes, the model's context has {limit - len(r.prompt_ids)} tokens left "
+                "behind the prompt",
+                "lower --budget, or shorten the prompt",
+            )
+        for what, ids in (("the prompt", r.prompt_ids), ("logit_bias", r.sampling.logit_bias)):
+            foreign = next((i for i in ids if not 0 <= i < spec.vocab_size), None)
+            if foreign is not None:
+                message = f"{what} holds token {foreign}, the vocabulary has {spec.vocab_size}"
+                raise UserError("bad-option", message, f"use token ids below {spec.vocab_size}")
+
+    # ---- coming and going
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.table.taken) < self.most:
+            one, taken = self.waiting[0], self.table.taken
+            if taken and (one.alone or any(other.alone for other in taken)):
+                return
+            rows = max(r.goal for r in (one, *taken)) + (HEADROOM if taken else 1)
+            if not self.table.fit(len(taken) + 1, min(rows, self.context)):
+                return
+            self.waiting.popleft()
+            self.table.enter(one)
+            one.rows = one.kept = 0
+            self._take_up(one)
+
+    def _take_up(self, one: InFlight) -> None:
+        """Rows that an earlier request left."""
+        fresh = one.started is None
+        if self.prefix:
+            hit = self.prefix.match(one.ids[: one.goal + (one.emitted > 0)])
+            stores = self.table.stores
+            for begin, rows in hit.stretches:
+                for store, saved in zip(stores, rows, strict=True):
+                    store.load(one.slot, begin, saved)
+            if hit.length:
+                for store, state in zip(stores, hit.state or [[] for _ in stores], strict=True):
+                    store.restore(one.slot, hit.length, state)
+            one.rows = one.kept = hit.length
+            if fresh:
+                one.cached = hit.length
+                self._count(queries=len(one.request.prompt_ids), hits=hit.length)
+        if fresh:
+            one.started = time.monotonic()
+
+    def _leave(self, leaving: Sequence[InFlight], *, keep: bool = True) -> None:
+        if not leaving:
+            return
+        for one in leaving:
+            if keep:
+                self._keep(one)
+        self.table.leave(leaving)
+        self._batch = None
+
+    def _keep(self, one: InFlight) -> None:
+        """Give the prefix cache what it does not have of this request's committed rows."""
+        if not self.prefix or one.rows <= one.kept:
+            return
         if self.proposer:
-            self.proposer.drop(slots)
-        stops = sorted({t for r in requests for t in r.stop_ids})
-        if any(set(r.stop_ids) != set(stops) for r in requests):
-            raise AssertionError("requests of one batch share their stop tokens")
-        own = any(r.processors for r in requests)
-        batch = Batch(
-            slots=slots,
-            anchors=torch.tensor([r.prompt_ids[-1] for r in requests], device=device),
-            budget=torch.tensor([r.max_tokens for r in requests], device=device),
-            stops=torch.tensor(stops, dtype=torch.long, device=device),
-            sampling=sampling_of(requests, self.target.spec.vocab_size, device),
-            longest=max(len(r.prompt_ids) for r in requests),
-            left=[r.max_tokens for r in requests],
-            kinds=[kind_of(r.sampling, self.proposer) for r in requests],
-            processors=[tuple(r.processors) for r in requests] if own else (),
-            texts=[list(r.prompt_ids) for r in requests] if own else [],
-        )
+            self.proposer.catch_up(one.slot)
+        stores = self.table.stores
+        rows = [store.save(one.slot, one.kept, one.rows) for store in stores]
+        state = [store.state(one.slot) for store in stores] if self.prefix.stateful else None
+        self.prefix.add(one.ids[: one.rows], one.kept, rows, state)
+        one.kept = one.rows
+
+    def _preempt(self, leaving: Sequence[InFlight], *, keep: bool, alone: bool = False) -> None:
+        """They lose their slots and nothing else: their texts are run again as soon as there is room."""
+        self._leave(leaving, keep=keep)
+        for one in reversed(leaving):
+            one.rows, one.alone = 0, one.alone or alone
+            self.waiting.appendleft(one)
+        self._count(preemptions=len(leaving))
+
+    def _make_room(self) -> None:
+        """The next step must fit; the request that came last makes room."""
+        while True:
+            taken = self.table.taken
+            if len(taken) <= 1 or self.table.fit(len(taken), max(len(one.ids) for one in taken)):
+                if len(taken) == 1:
+                    self.table.fit(1, len(taken[0].ids))
+                return
+            self._preempt([max(taken, key=lambda one: one.number)], keep=True)
+
+    # ---- prompts
+
+    def _prefill(self) -> list[StepResult]:
+        """Stretches of prompts within the step's rows, by turns: a long one delays another by one stretch."""
+        room, results = self.prefill_rows, []
+        ready: list[tuple[InFlight, Tensor]] = []
+
+        def stretch(batch: Sequence[InFlight]) -> list[StepResult]:
+            logits = self.run_prompt(batch[0], min(self.chunk, room or self.chunk))
+            if logits is not None:
+                ready.append((batch[0], logits))
+            return []
+
+        while (room is None or room > 0) and (rest := [one for one in self.table.taken if one.rows < one.goal]):
+            one = min(rest, key=lambda one: (one.turn, one.number))
+            begun, one.turn = one.rows, next(self._turns)
+            results += self._guarded(stretch, [one])
+            if room is not None:
+                room -= max(1, one.rows - begun)
+        if ready:
+            results += self._guarded(lambda _: self._first(ready), [one for one, _ in ready])
+        return results
+
+    def run_prompt(self, one: InFlight, most: int) -> Tensor | None:
+        """Run a stretch of at most `most` tokens; logits [V] behind the prompt's last one when it was that."""
+        begin, end = one.rows, min(one.goal, one.rows + most)
+        pause = one.goal - LAST_STRETCH
+        if self.prefix and self.prefix.stateful and begin < pause < end:
+            end = pause
+        slot, device = slice(one.slot, one.slot + 1), self.target.device
+        tokens, counts = torch.tensor([one.ids[begin:end]], device=device), torch.tensor([end - begin], device=device)
+        plan = causal_plan(self.cache, slot, end - begin, end)
+        out = self.target.forward(tokens, plan, taps=self.drafter.taps if self.drafter else (), rows=1)
+        self.cache.commit(slot, counts)
+        if self.proposer:
+            assert out.features is not None
+            self.proposer.prefill(slot, out.features, counts, end)
+        one.rows = end
+        if one.decoding:
+            self._batch = None
+        self._count(prompt_tokens=end - begin)
+        self._keep(one)
+        return out.logits[0, -1] if end == one.goal and not one.emitted else None
+
+    def _first(self, ready: Sequence[tuple[InFlight, Tensor]]) -> list[StepResult]:
+        """The token after each prompt, chosen like any other."""
+        requests = [one for one, _ in ready]
+        logits = torch.stack([logits for _, logits in ready])[:, None]
+        batch = self._batch_of(requests, slice(0, len(requests)))
+        positions = torch.tensor([[one.rows - 1] for one in requests], device=logits.device)
+        tree = chain(batch.anchors)
+        taken = walk(tree, choices(batch, logits, Round(tree), positions), batch.stops, batch.budget)
+        advance(batch, taken)
+        scores = None if batch.logprobs is None else scores_of(logits, taken, batch.logprobs)
+        return self._tell(Step(tree, taken, scores), requests, prefill=True)
+
+    # ---- decoding
+
+    def _decode(self, requests: Sequence[InFlight]) -> list[StepResult]:
+        if self._batch is None or len(self._batch.left) != len(requests):
+            self._batch = self._batch_of(requests, slice(0, len(requests)))
+            if self.proposer:
+                self.proposer.changed()
+        self._batch.longest = max(len(one.ids) for one in requests)
+        self._batch.left = [one.left for one in requests]
+        done = step(self._batch, self.target, self.cache, self.proposer)
+        for one in requests:
+            one.alone = False
+        return self._tell(done, requests)
+
+    def _batch_of(self, requests: Sequence[InFlight], slots: slice) -> Batch:
+        aware = self.proposer is not None and self.proposer.how.noise_aware
+        batch = batch_of(requests, slots, self.target.spec.vocab_size, self.target.device, aware=aware)
         if any(batch.sequential) and self.proposer and self.proposer.how.budget not in ("chain", "none"):
             warnings.warn(
                 "a logits processor keeps state from call to call, so it cannot be asked at every node of a tree: its "
                 "request drafts a chain",
-                stacklevel=3,
+                stacklevel=2,
             )
         return batch
 
-    def prefill(self, index: int, request: Request, batch: Batch) -> Tensor:
-        """Run one prompt in chunks and return the logits [V] after its last token."""
-        slot, prompt = slice(index, index + 1), torch.tensor(list(request.prompt_ids), device=self.target.device)
-        for begin in range(0, len(prompt), self.chunk):
-            tokens = prompt[None, begin : begin + self.chunk]
-            rows, reach = tokens.shape[1], begin + tokens.shape[1]
-            counts = torch.tensor([rows], device=tokens.device)
-            plan = causal_plan(self.cache, slot, rows, reach)
-            out = self.target.forward(tokens, plan, taps=self.drafter.taps if self.drafter else (), rows=1)
-            self.cache.commit(slot, counts)
+    def _tell(self, done: Step, requests: Sequence[InFlight], *, prefill: bool = False) -> list[StepResult]:
+        results = emit(done, requests, prefill=prefill)
+        self._leave([one for one in requests if not one.running])
+        if prefill:
+            self.table.order()
+            self._batch = None
+        if self.prefix:
+            for one in requests:
+                if one.slot >= 0 and one.rows - one.kept >= self.chunk // 2:
+                    self._keep(one)
+        return results
+
+    # ---- faults
+
+    def _guarded(
+        self, act: Callable[[Sequence[InFlight]], list[StepResult]], requests: Sequence[InFlight]
+    ) -> list[StepResult]:
+        """A fault in a batch: everybody goes on alone, so that it shows whose it is. A fault of one alone ends it."""
+        try:
+            return act(requests)
+        except Exception as error:
+            if not self.isolate:
+                raise
+            company = len(self.table.taken) > 1
+            self._batch = None
             if self.proposer:
-                assert out.features is not None
-                self.proposer.extend(slot, out.features, counts, reach)
-        if batch.sampling.seen is not None:
-            batch.sampling.seen[index, prompt] = True
-        return out.logits[0, -1]
+                self.proposer.changed()
+            if short_of_memory(error):
+                self.most = max(1, len(self.table.taken) // 2)
+                if self.prefix and self.prefix.nbytes:
+                    self.prefix.clear()
+                    company = True
+            again = [one for one in requests if company and not one.alone]
+            ended = [one for one in requests if one not in again]
+            self._leave(ended, keep=False)
+            self._preempt(again, keep=False, alone=True)
+            what = "out of memory" if short_of_memory(error) else f"{type(error).__name__}: {error}"
+            return [StepResult(one.number, [], 0, "error", error=what) for one in ended]
 
-
-class Progress:
-    """The host's view of one request: what was emitted, and whether it ended."""
-
-    def __init__(self, request: Request) -> None:
-        self.request, self.emitted, self.running = request, 0, True
-
-    @property
-    def committed(self) -> int:
-        """Rows in the cache, or one more (the last emitted token is not in it yet)."""
-        return len(self.request.prompt_ids) + self.emitted
-
-    @property
-    def left(self) -> int:
-        """Tokens that may still come."""
-        return self.request.max_tokens - self.emitted if self.running else 0
-
-    def take(self, tokens: list[int]) -> str | None:
-        """Count the tokens; the finish reason if they end the request."""
-        self.emitted += len(tokens)
-        stopped = tokens[-1] in self.request.stop_ids
-        finish = "stop" if stopped else "length" if self.emitted == self.request.max_tokens else None
-        self.running = finish is None
-        return finish
-
-
-def emit(
-    done: Step, batch: Batch, progress: Sequence[Progress], *, prefill: bool = False, keep_trees: bool = False
-) -> Iterator[StepResult]:
-    taken, tree = done.taken, done.tree
-    columns = [taken.tokens, *(c[:, None] for c in (taken.counts, taken.drafts, tree.n))]
-    trees = step_trees(done) if keep_trees and not prefill else [None] * len(progress)
-    for index, (*tokens, count, drafts, nodes) in enumerate(torch.cat(columns, 1).tolist()):  # one copy to the host
-        if count:
-            emitted = tokens[:count]
-            if batch.texts:
-                batch.texts[index] += emitted
-            finish = progress[index].take(emitted)
-            yield StepResult(index, emitted, min(drafts, count), finish, nodes - 1, trees[index], prefill)
-
-
-def step_trees(done: Step) -> list[StepTree]:
-    """The verified trees on the host, without padding."""
-    tree, trees = done.tree, []
-    columns = [t.tolist() for t in (tree.token, tree.parent, tree.depth, tree.logw, done.taken.path)]
-    sizes = zip(tree.n.tolist(), done.taken.drafts.tolist(), strict=True)
-    for (n, drafts), *row, path in zip(sizes, *columns, strict=True):
-        token, parent, depth, logw = (values[:n] for values in row)
-        trees.append(StepTree(token, parent, depth, logw, path[: drafts + 1]))
-    return trees
-
-
-def first_tokens(batch: Batch, logits: Tensor, lengths: Tensor) -> Step:
-    """The token after each prompt, chosen like any other: logits [R, V] of its last token, at lengths - 1."""
-    tree = chain(batch.anchors)
-    picks = choices(batch, logits[:, None], Round(tree), lengths[:, None] - 1)
-    taken = walk(tree, picks, batch.stops, batch.budget)
-    advance(batch, taken)
-    return Step(tree, taken)
-
-
-def kind_of(sampling: SamplingParams, proposer: Proposer | None) -> str:
-    """Requests whose drafts are accepted alike: by temperature, and by how candidates are ranked."""
-    aware = proposer is not None and proposer.how.noise_aware and sampling.temperature > GREEDY_BELOW
-    return f"T {sampling.temperature:.1f}" + (", noise-aware" if aware else "")
-
-
-def sampling_of(requests: Sequence[Request], vocab: int, device: torch.device) -> Sampling:
-    params = [r.sampling.seeded() for r in requests]
-
-    def column(name: str, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
-
-    penalised = any(p.repetition_penalty != 1 for p in params)
-    return Sampling(
-        temperature=column("temperature", torch.float32),
-        top_k=column("top_k", torch.long),
-        top_p=column("top_p", torch.float32),
-        min_p=column("min_p", torch.float32),
-        penalty=column("repetition_penalty", torch.float32),
-        seed=column("seed", torch.long),
-        choice=column("choice", torch.long),
-        seen=torch.zeros(len(params), vocab, dtype=torch.bool, device=device) if penalised else None,
-        sampled=any(p.temperature > GREEDY_BELOW for p in params),
-        filtered=any(p.top_k or p.top_p < 1 or p.min_p > 0 for p in params),
-    )
+    def _count(self, **more: int) -> None:
+        self._counted = replace(self._counted, **{k: getattr(self._counted, k) + v for k, v in more.items()})

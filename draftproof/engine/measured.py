@@ -17,6 +17,7 @@ class Watched:
     """Trees whose fate is not told yet: the first `nodes` behind the root are verified now; with 0 none is, and the
     target's plain text goes on to tell which of them it would have followed."""
 
+    auto: Auto
     trees: list[tuple[Nodes, str]]
     nodes: int
     paths: list[list[int]]  # of the requests, as far as known
@@ -35,15 +36,14 @@ class Watched:
 
 @dataclass
 class Measured:
-    auto: Auto
     _watched: Watched | None = None
 
-    def choose(self, batch: Batch, tree: Tree) -> int:
+    def choose(self, auto: Auto, batch: Batch, tree: Tree) -> int:
         """How many nodes behind the root to verify; one copy to the host where the tree lies on a device."""
-        self._told(over=False)
+        self.settle()
         trees = list(zip(_on_host(batch, tree), batch.kinds, strict=True))
-        nodes = self.auto.choose([t for t, left in zip(trees, batch.left, strict=True) if left], batch.longest)
-        self._watched = Watched(trees, nodes, [[0] for _ in trees], [bool(n) for n in batch.left])
+        nodes = auto.choose([t for t, left in zip(trees, batch.left, strict=True) if left], batch.longest)
+        self._watched = Watched(auto, trees, nodes, [[0] for _ in trees], [bool(n) for n in batch.left])
         return min(nodes, tree.nodes - 1)
 
     def learn(self, taken: Accepted) -> None:
@@ -54,22 +54,19 @@ class Measured:
         if watched.nodes:
             packed = torch.cat([taken.path, taken.drafts[:, None]], 1).tolist()
             paths = [path[: drafts + 1] for *path, drafts in packed]
-            self.auto.learn(watched.trees, paths, watched.nodes)
+            watched.auto.learn(watched.trees, paths, watched.nodes)
             self._watched = None
             return
         counts = taken.counts.tolist()
         watched.go_on([tokens[:count] for tokens, count in zip(taken.tokens.tolist(), counts, strict=True)])
         if not any(watched.open):
-            self._told(over=True)
+            self.settle(over=True)
 
-    def _told(self, over: bool) -> None:
+    def settle(self, over: bool = False) -> None:
         """The watched trees' fate is known as far as it will be; unless it is over, their last nodes are still open."""
-        if self._watched and not self._watched.nodes:
-            self.auto.learn(self._watched.trees, self._watched.paths, self.auto.most, over)
-        self._watched = None
-
-    def forget(self) -> None:
-        self._watched = None
+        watched, self._watched = self._watched, None
+        if watched and not watched.nodes:
+            watched.auto.learn(watched.trees, watched.paths, watched.auto.most, over)
 
 
 def _on_host(batch: Batch, tree: Tree) -> list[Nodes]:

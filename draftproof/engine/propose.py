@@ -15,10 +15,9 @@ from draftproof.engine.backlog import Backlog
 from draftproof.engine.batch import Batch, Drafter
 from draftproof.engine.measured import Measured
 from draftproof.errors import UserError
-from draftproof.models.cache import Slots
 from draftproof.models.dflash import DraftDist
 from draftproof.spec.accept import Accepted
-from draftproof.spec.budget import MODES, MOST_NODES, Auto
+from draftproof.spec.budget import MODES, MOST_NODES, Auto, Autos
 from draftproof.spec.builders import SPINE_FIRST, Builder, build, width_for
 from draftproof.spec.candidates import noise_aware, noise_for
 from draftproof.spec.tree import Tree, bucket, chain
@@ -63,20 +62,22 @@ class Round:
 class Proposer:
     """A drafter under one `Speculation`. auto: the measured choice, for the budget "auto"."""
 
-    def __init__(self, drafter: Drafter, how: Speculation, vocab: int, auto: Auto | None = None) -> None:
+    def __init__(self, drafter: Drafter, how: Speculation, vocab: int, auto: Auto | Autos | None = None) -> None:
         if (how.budget == "auto") != (auto is not None):
             raise AssertionError(
                 'the budget "auto" needs its measured choice (`calibrate.auto_for`), and no other does'
             )
-        self.drafter, self.how, self.vocab, self.auto = drafter, how, vocab, auto
-        self.measured = Measured(auto) if auto else None
+        self.drafter, self.how, self.vocab = drafter, how, vocab
+        self.autos = Autos({1: auto}) if isinstance(auto, Auto) else auto
+        self.measured = Measured() if auto else None
         self.backlog = Backlog(drafter)
+        self._asked = True  # the drafter, in the round at hand
 
     @property
     def most(self) -> int:
         """Nodes behind the root that a round may send."""
-        if self.auto:
-            return self.auto.most
+        if self.autos:
+            return self.autos.most
         return self.drafter.depth if isinstance(self.how.budget, str) else self.how.budget
 
     @property
@@ -88,38 +89,48 @@ class Proposer:
         """positions [R] of the anchors; reach: a bound on committed rows and this round's together."""
         # A deeper node would lie behind the last token; the last token itself may be a draft, as a replay counts it.
         levels = min(self.drafter.depth, max(batch.left))
-        if levels < 1 or not self._drafts():
+        auto = self.autos.of(len(batch.left)) if self.autos else None
+        self._asked = levels >= 1 and not batch.undrafted and self._drafts(auto)
+        if not self._asked:
             return Round(chain(batch.anchors))
         self.backlog.take_in()
         noise = noise_for(batch.sampling, positions, self.drafter.depth, self.vocab)
         rescore = noise_aware(batch.sampling, noise) if self.how.noise_aware else None
         budget = min(self.most, levels) if self.how.budget == "chain" else self.most
         line = self.how.budget == "chain" or (self.how.builder.spine and budget <= levels)  # one path, no branch
-        width = 1 if line and not self.auto else width_for(budget, self.vocab)
+        width = 1 if line and not auto else width_for(budget, self.vocab)
         dist = self.drafter.draft(batch.slots, batch.anchors, reach, width, rescore)
-        if line and not self.auto and dist.scorer is None:
-            return Round(self._line(batch, dist, budget), noise)
+        if line and not auto and dist.scorer is None:
+            return Round(self._capped(batch, self._line(batch, dist, budget)), noise)
         tree = build(SPINE_FIRST if line else self.how.builder, batch.anchors, dist, budget, levels)
-        if any(batch.sequential):
+        if any(batch.lines):
             tree = self._with_chains(batch, dist, tree)
-        if self.measured:
-            nodes = self.measured.choose(batch, tree)
+        tree = self._capped(batch, tree)
+        if self.measured and auto:
+            nodes = self.measured.choose(auto, batch, tree)
             line = nodes == 0 or (self.how.builder.spine and nodes <= levels)
             tree = tree.cut(nodes + 1)
         return Round(self._shaped(batch, tree, line), noise)
 
-    def _drafts(self) -> bool:
-        if self.auto and not self.auto.drafts():
-            self.auto.plain(1.0)
+    def _drafts(self, auto: Auto | None) -> bool:
+        if auto and not auto.drafts():
+            auto.plain(1.0)
             return False
         return self.how.budget != "none"
+
+    def _capped(self, batch: Batch, tree: Tree) -> Tree:
+        """No more nodes than a request wants for itself."""
+        if not batch.caps:
+            return tree
+        own = [0 if c == "none" else c if isinstance(c, int) else tree.nodes for c in batch.caps]
+        return tree.capped(torch.tensor(own, device=tree.n.device))
 
     def _line(self, batch: Batch, dist: DraftDist, nodes: int) -> Tree:
         return chain(batch.anchors, dist.ids[:, :nodes, 0], dist.logp[:, :nodes, 0])
 
     def _with_chains(self, batch: Batch, dist: DraftDist, tree: Tree) -> Tree:
-        """Requests whose logits processors keep state have their chain in place of a tree."""
-        alone = torch.tensor(batch.sequential, device=tree.token.device)
+        """Requests that want a chain, or whose logits processors keep state, have it in place of a tree."""
+        alone = torch.tensor(batch.lines, device=tree.token.device)
         path = self._line(batch, dist, min(tree.levels, tree.nodes - 1)).padded(tree.nodes)
         return path.instead_of(tree, alone)
 
@@ -135,19 +146,47 @@ class Proposer:
         if self.measured:
             self.measured.learn(taken)
 
-    def extend(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None:
-        """Committed rows of the target: features [R, S, F], of which the first counts [R] stay."""
-        if self.auto and self.auto.most == 0:
-            return  # no budget can pay here: the drafter is never asked
-        if self.auto and not self.auto.drafts():
-            self.backlog.hold(slots, features, counts, reach)
+    def extend(self, slots: slice, features: Tensor, counts: Tensor, reach: int) -> None:
+        """Committed rows of a round: features [R, S, F], of which the first counts [R] stay. Where the drafter was not
+        asked they wait; such a round has one row a request, and all of them stay."""
+        if self._never:
             return
-        self.backlog.take_in()
+        if not self._asked:
+            self.backlog.hold(slots, features, reach)
+            return
         self.drafter.extend(slots, features, counts, reach)
 
-    def drop(self, slots: Slots) -> None:
-        """New requests in these slots (an engine gives all its slots at once)."""
-        self.backlog.clear()
+    def prefill(self, slots: slice, features: Tensor, counts: Tensor, reach: int) -> None:
+        """The same for rows of a prompt, which all stay."""
+        if self._never:
+            return
+        if self.autos and not self.autos.drafts():
+            self.backlog.hold(slots, features, reach)
+            return
+        self.backlog.take_in(range(slots.start, slots.stop))
+        self.drafter.extend(slots, features, counts, reach)
+
+    @property
+    def _never(self) -> bool:
+        """No budget can pay here, whatever the number of requests: the drafter is never asked."""
+        return self.autos is not None and self.autos.most == 0
+
+    def changed(self) -> None:
+        """Other requests than in the last round."""
         if self.measured:
-            self.measured.forget()
+            self.measured.settle()
+
+    def drop(self, slots: slice) -> None:
+        """New requests in these slots."""
+        for slot in range(slots.start, slots.stop):
+            self.backlog.drop(slot)
         self.drafter.drop(slots)
+
+    def swap(self, one: int, other: int, reach: int) -> None:
+        self.backlog.swap(one, other)
+        for store in self.drafter.stores:
+            store.swap(one, other, reach)
+
+    def catch_up(self, slot: int) -> None:
+        """The drafter's context of this request reaches its last committed row."""
+        self.backlog.take_in([slot])

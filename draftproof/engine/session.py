@@ -98,7 +98,8 @@ def generate(
     context, sampled, auto = len(request.prompt_ids) + request.max_tokens, request.sampling.temperature > 0, None
     if pair.drafter and how and how.budget == "auto":
         auto = auto_for(pair.target, pair.drafter, how, context=context, sampled=sampled)
-    engine = Engine(pair.target, pair.drafter, context=context, how=how, auto=auto, keep_trees=trees > 0)
+    request = replace(request, keep_trees=trees > 0)
+    engine = Engine(pair.target, pair.drafter, context=context, how=how, auto=auto)
     result, stream = Answer(), TextStream(pair.tokenizer, stops)
     begun = time.perf_counter()
     for step in engine.generate([request]):

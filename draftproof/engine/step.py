@@ -11,10 +11,19 @@ from draftproof.engine.batch import Batch
 from draftproof.engine.propose import Proposer, Round
 from draftproof.models.cache import Cache, take_rows
 from draftproof.models.target import Target
-from draftproof.spec.accept import Accepted, walk
+from draftproof.spec.accept import Accepted, is_stop, walk
 from draftproof.spec.processors import process
 from draftproof.spec.sampling import choose
 from draftproof.spec.tree import Tree, chain, visibility
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Log-probabilities of the emitted tokens [R, K], and of the k likeliest in their place: ids, values [R, K, k]."""
+
+    own: Tensor
+    ids: Tensor
+    values: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +32,7 @@ class Step:
 
     tree: Tree
     taken: Accepted
+    scores: Scores | None = None
 
 
 def step(batch: Batch, target: Target, cache: Cache, proposer: Proposer | None) -> Step:
@@ -45,7 +55,7 @@ def step(batch: Batch, target: Target, cache: Cache, proposer: Proposer | None) 
         proposer.extend(batch.slots, features, taken.counts, reach)
         proposer.learn(taken)
     advance(batch, taken)
-    return Step(tree, taken)
+    return Step(tree, taken, None if batch.logprobs is None else scores_of(out.logits, taken, batch.logprobs))
 
 
 def choices(batch: Batch, logits: Tensor, proposed: Round, positions: Tensor) -> Tensor:
@@ -59,20 +69,26 @@ def choices(batch: Batch, logits: Tensor, proposed: Round, positions: Tensor) ->
         shaped = scores.expand(1, node + 1, -1)
         return int(choose(shaped, path, positions[own, : node + 1], one)[0, -1])
 
-    stops = batch.stops.tolist() if any(batch.processors) else []
-    logits = process(logits, tree, batch.texts, batch.processors, pick, stops, batch.left)
+    if any(batch.processors):
+        stops = batch.stops.expand(tree.token.shape[0], -1).tolist()
+        logits = process(logits, tree, batch.texts, batch.processors, pick, stops, batch.left)
     return choose(logits, tree, positions, batch.sampling, noise)
 
 
 def advance(batch: Batch, taken: Accepted) -> None:
-    """The last emitted token becomes the anchor, a stop token ends the budget, the text's tokens are marked as seen."""
+    """The last emitted token becomes the anchor, a stop token ends the budget, penalties see the new tokens."""
     last = (taken.counts - 1).clamp(min=0)
     token = taken.tokens.gather(1, last[:, None])[:, 0]
     batch.anchors.copy_(torch.where(taken.counts > 0, token, batch.anchors))  # in place: a graph may hold them
-    ended = (batch.anchors[:, None] == batch.stops).any(1)
+    ended = is_stop(batch.anchors[:, None], batch.stops)[:, 0]
     batch.budget.copy_(torch.where(ended, 0, batch.budget - taken.counts))
-    seen = batch.sampling.seen
-    if seen is not None:
-        kept = torch.arange(taken.tokens.shape[1], device=seen.device) < taken.counts[:, None]
-        # Tokens past the count point at the anchor, which is marked anyway.
-        seen.scatter_(1, torch.where(kept, taken.tokens, batch.anchors[:, None]), True)
+    if batch.sampling.shaped:
+        kept = torch.arange(taken.tokens.shape[1], device=taken.tokens.device) < taken.counts[:, None]
+        batch.sampling.commit(taken.tokens, kept, batch.anchors)
+
+
+def scores_of(logits: Tensor, taken: Accepted, most: int) -> Scores:
+    """Of the model itself: logits [R, N, V] before anything changed them, at the nodes of the accepted path."""
+    rows = take_rows(logits, taken.path).float().log_softmax(-1)
+    values, ids = rows.topk(most, dim=-1) if most else (rows[..., :0], taken.tokens[..., None][..., :0])
+    return Scores(rows.gather(2, taken.tokens[..., None])[..., 0], ids, values)

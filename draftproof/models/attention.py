@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from draftproof.errors import UserError
-from draftproof.models.cache import Plan
+from draftproof.models.plan import Plan
 
 FEW_ROWS, LONG_CONTEXT = 128, 1024  # see `_few_rows`
 NAME = "draftproof"  # the key in transformers' attention interface

@@ -1,4 +1,4 @@
-"""What many requests have in memory, behind one contract: plan, write, mask, commit, fork, drop.
+"""What many requests have in memory, behind one contract: plan, write, mask, commit; fork, swap, drop; save and load.
 
 Rows of a slot are addressed by flat index modulo the layer's capacity. Committed rows sit at their absolute position;
 the rows of the forward in flight ("nodes") sit right behind them, in flat order, and become visible to later forwards
@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftproof.models import gdn
-from draftproof.models.recurrent import Flight, RecurrentStore, StateShape
+from draftproof.models.plan import Plan, Slots
+from draftproof.models.recurrent import RecurrentStore, StateShape
 
-Slots = slice | Tensor  # a contiguous range of slots is a view; a LongTensor of slot ids gathers a copy
 REACH_STEP = 64  # on a GPU the attended length is rounded up to this, so that shapes repeat from step to step
 
 
@@ -50,10 +49,10 @@ class Cache:
     ) -> None:
         self.shapes = tuple(shapes)
         self.slots, self.chunk = slots, chunk
-        self.capacity = round_up(capacity + chunk, REACH_STEP)  # nodes in flight lie behind the last committed row
+        self.capacity = self._capacity(capacity)
         attended = {layer: shape for layer, shape in enumerate(self.shapes) if isinstance(shape, LayerShape)}
         self.windows = {layer: shape.window for layer, shape in attended.items()}
-        self.rows = {layer: self._rows(shape) for layer, shape in attended.items()}
+        self.rows = {layer: self._rows(shape, self.capacity) for layer, shape in attended.items()}
         # Zeros, not empty: a masked row still takes part in 0 * value, and NaN would survive that.
         self.keys = {layer: self._storage(s, self.rows[layer], dtype, device) for layer, s in attended.items()}
         self.values = {layer: self._storage(s, self.rows[layer], dtype, device) for layer, s in attended.items()}
@@ -64,10 +63,14 @@ class Cache:
         }
         self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
 
-    def _rows(self, shape: LayerShape) -> int:
+    def _rows(self, shape: LayerShape, capacity: int) -> int:
         if shape.window is None:
-            return self.capacity
-        return min(self.capacity, round_up(shape.window - 1 + self.chunk, REACH_STEP))
+            return capacity
+        return min(capacity, round_up(shape.window - 1 + self.chunk, REACH_STEP))
+
+    def _capacity(self, rows: int) -> int:
+        """Nodes in flight lie behind the last committed row."""
+        return round_up(rows + self.chunk, REACH_STEP)
 
     def _storage(self, shape: LayerShape, rows: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         return torch.zeros(self.slots, shape.kv_heads, rows, shape.head_dim, dtype=dtype, device=device)
@@ -98,6 +101,85 @@ class Cache:
         for store in self.states.values():
             store.commit(slots, counts, path)
         self.lengths[slots] += counts
+
+    def swap(self, one: int, other: int, reach: int) -> None:
+        """Exchange two slots, of which none holds more than `reach` rows."""
+        for layer, rows in self.rows.items():
+            held = slice(0, min(reach, rows))
+            for store in (self.keys[layer], self.values[layer]):
+                kept = store[one, :, held].clone()
+                store[one, :, held] = store[other, :, held]
+                store[other, :, held] = kept
+        for state in self.states.values():
+            state.swap(one, other)
+        self.lengths[[one, other]] = self.lengths[[other, one]]
+
+    @property
+    def stateful(self) -> bool:
+        """Some layer keeps a state, so a text can be taken up again only where its state was saved."""
+        return bool(self.states)
+
+    def save(self, slot: int, begin: int, end: int) -> list[Tensor]:
+        """Copies of the committed rows [begin, end) of every layer, keys then values [kv_heads, rows, head_dim]. A
+        sliding layer must still hold them."""
+        flat = torch.arange(begin, end, device=self.lengths.device)
+        return [store[slot][:, flat % self.rows[layer]] for layer in self.rows for store in self._stores(layer)]
+
+    def load(self, slot: int, begin: int, saved: Sequence[Tensor]) -> None:
+        """Put saved rows back at [begin, ...); they count when `restore` says so."""
+        pieces = iter(saved)
+        for layer, rows in self.rows.items():
+            for store in self._stores(layer):
+                piece = next(pieces)
+                skipped = max(0, piece.shape[1] - rows)  # a sliding layer has no room for more than its last ones
+                flat = torch.arange(begin + skipped, begin + piece.shape[1], device=piece.device)
+                store[slot][:, flat % rows] = piece[:, skipped:]
+
+    def state(self, slot: int) -> list[Tensor]:
+        """What recurrent layers hold now, behind the last committed row."""
+        return [t[slot].clone() for store in self.states.values() for t in (store.state, store.window)]
+
+    def restore(self, slot: int, length: int, state: Sequence[Tensor]) -> None:
+        """The slot holds `length` rows, all of them loaded, and this state."""
+        pieces = iter(state)
+        for store in self.states.values():
+            store.state[slot], store.window[slot] = next(pieces), next(pieces)
+        self.lengths[slot] = length
+
+    def resize(self, slots: int, capacity: int) -> None:
+        """Room for `slots` requests of `capacity` rows; what lies beyond either is lost. Layer by layer, so that at
+        most one of them is in memory twice."""
+        self.capacity = self._capacity(capacity)
+        kept = min(slots, self.slots)
+        for layer, old in list(self.rows.items()):
+            shape = self.shapes[layer]
+            assert isinstance(shape, LayerShape)
+            rows = self._rows(shape, self.capacity)
+            for stores in (self.keys, self.values):
+                before = stores.pop(layer)
+                store = before.new_zeros(slots, shape.kv_heads, rows, shape.head_dim)
+                both = min(old, rows)
+                store[:kept, :, :both] = before[:kept, :, :both]
+                stores[layer] = store
+            self.rows[layer] = rows
+        for state in self.states.values():
+            state.resize(slots)
+        lengths = self.lengths.new_zeros(slots)
+        lengths[:kept] = self.lengths[:kept]
+        self.lengths, self.slots = lengths, slots
+
+    def bytes_a_slot(self, capacity: int) -> int:
+        """Memory of one request with room for `capacity` rows."""
+        total = sum(store.nbytes for store in self.states.values()) // self.slots
+        for layer in self.rows:
+            shape = self.shapes[layer]
+            assert isinstance(shape, LayerShape)
+            rows = self._rows(shape, self._capacity(capacity))
+            total += 2 * rows * shape.kv_heads * shape.head_dim * self.keys[layer].element_size()
+        return total
+
+    def _stores(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.keys[layer], self.values[layer]
 
     def rewind(self, slots: Slots, lengths: Tensor) -> None:
         """Forget the rows behind `lengths` [R] that were committed before: only where every layer keeps them all."""
@@ -135,88 +217,6 @@ class Cache:
         if isinstance(slots, slice):
             return torch.arange(self.slots, device=self.lengths.device)[slots]
         return slots
-
-
-class Plan:
-    """One forward's addresses and masks, shared by all layers of the same window."""
-
-    def __init__(
-        self, cache: Cache, slots: Slots, start: Tensor, depth: Tensor, visible: Tensor, reach: int, causal: bool
-    ) -> None:
-        self.cache, self.slots, self.start, self.visible, self.reach = cache, slots, start, visible, reach
-        self.depth, self.seen = depth, None if causal else visible
-        self.positions = start[:, None] + depth  # [R, N] absolute positions
-        self._flat = start[:, None] + torch.arange(depth.shape[1], device=depth.device)
-        self._ids = cache._ids(slots)[:, None]
-        self._masks: dict[int | None, Tensor] = {}
-        self._folded: dict[tuple[int | None, int], Tensor | None] = {}
-        self._ancestors: dict[int, Tensor] = {}
-        self.written: set[int] = set()  # layers whose rows of this forward are in the cache
-
-    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Put the nodes' rows [R, kv_heads, N, head_dim] into the layer and return all rows to attend to."""
-        keys, values, rows = self.cache.keys[layer], self.cache.values[layer], self._flat % self.cache.rows[layer]
-        keys[self._ids, :, rows] = key.transpose(1, 2).to(keys.dtype)
-        values[self._ids, :, rows] = value.transpose(1, 2).to(values.dtype)
-        self.written.add(layer)
-        seen = slice(0, self._seen_rows(layer))
-        return keys[self.slots, :, seen], values[self.slots, :, seen]
-
-    def recurrent(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The committed state and convolution window of the layer: copies or views that nobody may write to."""
-        store = self.cache.states[layer]
-        return store.state[self.slots], store.window[self.slots]
-
-    def stage(self, layer: int, flight: Flight) -> None:
-        """Leave what the nodes add to a recurrent layer until `commit` says which of them stay."""
-        self.cache.states[layer].flight = flight
-        self.written.add(layer)
-
-    def ancestors(self, taps: int) -> Tensor | None:
-        """Rows that a convolution of `taps` reads for every node (`gdn.ancestor_rows`); None in a causal forward."""
-        if self.seen is None:
-            return None
-        if taps not in self._ancestors:
-            self._ancestors[taps] = gdn.ancestor_rows(self.seen, self.depth, taps)
-        return self._ancestors[taps]
-
-    def mask(self, layer: int) -> Tensor:
-        """Who sees whom: bool [R, 1, N, rows returned by write]."""
-        window = self.cache.windows[layer]
-        if window not in self._masks:
-            self._masks[window] = self._build_mask(window, self.cache.rows[layer], self._seen_rows(layer))
-        return self._masks[window]
-
-    def folded_mask(self, layer: int, groups: int) -> Tensor | None:
-        """The mask for queries whose `groups` heads a key head are folded into rows: bool [R, 1, groups * N, rows].
-
-        None when a single node sees every row (read on the CPU alone, where looking costs no sync): kernels without a
-        mask are faster.
-        """
-        key = (self.cache.windows[layer], groups)
-        if key not in self._folded:
-            mask = self.mask(layer)
-            unmasked = mask.shape[2] == 1 and mask.device.type == "cpu" and bool(mask.all())
-            self._folded[key] = None if unmasked else mask.repeat(1, 1, groups, 1)
-        return self._folded[key]
-
-    def _seen_rows(self, layer: int) -> int:
-        return min(self.reach, self.cache.rows[layer])
-
-    def _build_mask(self, window: int | None, rows: int, seen: int) -> Tensor:
-        nodes = self.visible.shape[1]
-        row = torch.arange(seen, device=self.start.device)
-        newest = self.start[:, None] + nodes - 1
-        flat = newest - (newest - row) % rows  # [R, rows] the newest flat index stored in each row; negative: none
-        node = flat - self.start[:, None]
-        index = node.clamp(0, nodes - 1)[:, None].expand(-1, nodes, -1)
-        mask = torch.where((node < 0)[:, None], (flat >= 0)[:, None], self.visible.gather(2, index))
-        if window is not None:
-            # A committed row's position is its flat index; a node's is its depth, shared by siblings.
-            own = self.positions.gather(1, index[:, 0])
-            where = torch.where(node < 0, flat, own)
-            mask &= where[:, None] > self.positions[:, :, None] - window
-        return mask[:, None]
 
 
 def take_rows(rows: Tensor, index: Tensor) -> Tensor:

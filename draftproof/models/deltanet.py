@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from draftproof.errors import UserError
 from draftproof.models import gdn, gdn_kernels
-from draftproof.models.cache import Plan
+from draftproof.models.plan import Plan
 from draftproof.models.recurrent import Flight, StateShape, Written
 
 NEEDED = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv1d", "A_log", "dt_bias", "norm", "out_proj")

@@ -238,6 +238,11 @@ class DFlashDrafter:
         assert self.cache is not None
         self.cache.drop(slots)
 
+    @property
+    def stores(self) -> list[Cache]:
+        """What it keeps of every request."""
+        return [] if self.cache is None else [self.cache]
+
     def _block_shape(self, rows: int, nodes: int, causal: bool) -> tuple[Tensor, Tensor]:
         order = torch.arange(nodes, device=self.target.device)
         visible = order[:, None] >= order if causal else torch.ones_like(order[:, None] >= order)

@@ -9,6 +9,7 @@ rotation and gated attention are as the target has them. Read in vLLM 0.32 (`qwe
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -54,14 +55,54 @@ class MTPHead(nn.Module):
 
 @dataclass
 class Lane:
-    """One layer's rows in service: its K/V, and per slot the stream's last row, which waits for its next token."""
+    """One layer's rows in service: its K/V, and per slot the stream's last row, which waits for its next token.
+
+    Layer s stands `late` = s + 1 rows behind the target's.
+    """
 
     cache: Cache
     pending: Tensor  # [slots, H]
+    late: int = 1
     held: Tensor = field(init=False)  # bool [slots]: pending is there
+    stateful: bool = field(default=True, init=False)  # the row that waits is a state: it cannot be cut out of a text
 
     def __post_init__(self) -> None:
         self.held = torch.zeros(self.pending.shape[0], dtype=torch.bool, device=self.pending.device)
+
+    def drop(self, slots: Slots) -> None:
+        self.cache.drop(slots)
+        self.held[slots] = False
+
+    def swap(self, one: int, other: int, reach: int) -> None:
+        self.cache.swap(one, other, reach)
+        for store in (self.pending, self.held):
+            store[[one, other]] = store[[other, one]]
+
+    def resize(self, slots: int, capacity: int) -> None:
+        kept = min(slots, self.cache.slots)
+        self.cache.resize(slots, capacity)
+        pending, held = self.pending.new_zeros(slots, self.pending.shape[1]), self.held.new_zeros(slots)
+        pending[:kept], held[:kept] = self.pending[:kept], self.held[:kept]
+        self.pending, self.held = pending, held
+
+    def bytes_a_slot(self, capacity: int) -> int:
+        return self.cache.bytes_a_slot(capacity) + self.pending[:1].nbytes
+
+    def save(self, slot: int, begin: int, end: int) -> list[Tensor]:
+        """One row a token of [begin, end); the first tokens of a text have none yet, and copies of another one."""
+        rows = torch.arange(begin - self.late, end - self.late, device=self.pending.device).clamp(min=0)
+        return [store[slot][:, rows] for store in (self.cache.keys[0], self.cache.values[0])]
+
+    def load(self, slot: int, begin: int, saved: Sequence[Tensor]) -> None:
+        missing = max(0, self.late - begin)
+        self.cache.load(slot, max(0, begin - self.late), [piece[:, missing:] for piece in saved])
+
+    def state(self, slot: int) -> list[Tensor]:
+        return [self.pending[slot].clone(), self.held[slot].clone()]
+
+    def restore(self, slot: int, length: int, state: Sequence[Tensor]) -> None:
+        self.cache.restore(slot, max(0, length - self.late), ())
+        self.pending[slot], self.held[slot] = state
 
     def join(self, slots: Slots, stream: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Shift the stream [R, N, H] by one row: row j of the stream meets token j + 1.
@@ -110,8 +151,12 @@ class MTPDrafter:
         pending = torch.zeros(slots, spec.hidden_size, dtype=dtype, device=device)
         room = capacity + self.depth
         self.lanes = [
-            Lane(Cache(shapes, slots=slots, capacity=room, chunk=chunk, dtype=dtype, device=device), pending.clone())
-            for _ in self.model.layers
+            Lane(
+                Cache(shapes, slots=slots, capacity=room, chunk=chunk, dtype=dtype, device=device),
+                pending.clone(),
+                late,
+            )
+            for late in range(1, len(self.model.layers) + 1)
         ]
         self.cache = self.lanes[0].cache
 
@@ -164,8 +209,12 @@ class MTPDrafter:
 
     def drop(self, slots: Slots) -> None:
         for lane in self.lanes:
-            lane.cache.drop(slots)
-            lane.held[slots] = False
+            lane.drop(slots)
+
+    @property
+    def stores(self) -> list[Lane]:
+        """What it keeps of every request."""
+        return self.lanes
 
     def _run(self, lane: Lane, slots: Slots, layer: int, tokens: Tensor, stream: Tensor, reach: int) -> Tensor:
         """One layer over N rows a slot, written behind the lane's rows; layer s begins s positions into the text."""

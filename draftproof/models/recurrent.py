@@ -67,3 +67,15 @@ class RecurrentStore:
     def fork(self, source: int, slots: slice | Tensor) -> None:
         self.state[slots] = self.state[source]
         self.window[slots] = self.window[source]
+
+    def swap(self, one: int, other: int) -> None:
+        for store in (self.state, self.window):
+            store[[one, other]] = store[[other, one]]
+
+    def resize(self, slots: int) -> None:
+        kept = min(slots, self.state.shape[0])
+        for name in ("state", "window"):
+            before = getattr(self, name)
+            store = before.new_zeros(slots, *before.shape[1:])
+            store[:kept] = before[:kept]
+            setattr(self, name, store)

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from draftproof.config.target import TargetSpec, read_target
 from draftproof.errors import UserError
 from draftproof.models import attention, gdn
-from draftproof.models.cache import Cache, LayerShape, Plan
+from draftproof.models.cache import Cache, LayerShape
 from draftproof.models.deltanet import DeltaNet, drive, released
+from draftproof.models.plan import Plan
 from draftproof.models.recurrent import StateShape
 
 Tap = int | str  # after decoder layer i (0-based), or one of the next two

@@ -29,7 +29,9 @@ class Accepted:
 
 
 def walk(tree: Tree, picks: Tensor, stops: Tensor, budget: Tensor) -> Accepted:
-    """Accept along `picks` [R, N]; end at the first of `stops` [S] (inclusive) or after `budget` [R] tokens.
+    """Accept along `picks` [R, N]; end at the first of `stops` (inclusive) or after `budget` [R] tokens.
+
+    stops: [S] for all, or [R, S], filled up with a number that is no token.
 
     Truncation happens here, before the commit: the cache never holds a row behind a stop token. Budget 0 (an idle
     slot) emits nothing.
@@ -51,8 +53,14 @@ def walk(tree: Tree, picks: Tensor, stops: Tensor, budget: Tensor) -> Accepted:
     return Accepted(route, tokens, _truncate(tokens, length + 1, stops, budget), length)
 
 
+def is_stop(tokens: Tensor, stops: Tensor) -> Tensor:
+    """bool [R, K] of tokens [R, K]: whether they end their request's text; stops [S] or [R, S]."""
+    listed = stops if stops.dim() == 2 else stops[None]
+    return (tokens[:, :, None] == listed[:, None]).any(-1)
+
+
 def _truncate(tokens: Tensor, counts: Tensor, stops: Tensor, budget: Tensor) -> Tensor:
     step = torch.arange(tokens.shape[1], device=tokens.device)
-    stop = (tokens[:, :, None] == stops).any(-1)
+    stop = is_stop(tokens, stops)
     first = torch.where(stop, step, tokens.shape[1]).amin(1)
     return torch.minimum(torch.minimum(counts, first + 1), budget)

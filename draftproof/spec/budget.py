@@ -231,3 +231,28 @@ class Auto:
 
     def _calibration(self, name: str) -> Calibration:
         return self.calibrations.setdefault(name, Calibration())
+
+
+@dataclass(frozen=True)
+class Autos:
+    """A measured choice for every number of requests a round that was measured. What is learned of acceptance they
+    share; what pays they do not."""
+
+    sizes: dict[int, Auto]
+
+    def __post_init__(self) -> None:
+        shared = next(iter(self.sizes.values())).calibrations
+        for auto in self.sizes.values():
+            auto.calibrations = shared
+
+    @property
+    def most(self) -> int:
+        return max(auto.most for auto in self.sizes.values())
+
+    def of(self, requests: int) -> Auto:
+        """The choice that was measured for as many requests, or for the next greater number."""
+        return self.sizes[min((n for n in self.sizes if n >= requests), default=max(self.sizes))]
+
+    def drafts(self) -> bool:
+        """Some number of requests would be drafted for now."""
+        return any(auto.drafts() for auto in self.sizes.values())

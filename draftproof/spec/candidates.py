@@ -28,15 +28,22 @@ def noise_for(sampling: Sampling, anchors: Tensor, depth: int, vocab: int) -> Te
 
 def noise_aware(sampling: Sampling, noise: Tensor | None) -> Rescore | None:
     """What turns the drafter's logits into scores; None where plain logits are right already."""
-    if noise is None and sampling.seen is None:
+    if noise is None and not sampling.shaped:
         return None
 
     def rescore(logits: Tensor, first: int) -> Tensor:
         """logits float32 [R, n, V] of the depths from `first` on -> scores of the same shape."""
+        if sampling.bias is not None:
+            logits = logits + sampling.bias[:, None]
         if sampling.seen is not None:
             factor = sampling.penalty[:, None, None]
             penalised = torch.where(logits > 0, logits / factor, logits * factor)
             logits = torch.where(sampling.seen[:, None], penalised, logits)
+        if sampling.counts is not None:
+            assert sampling.frequency is not None and sampling.presence is not None
+            counts = sampling.counts[:, None]
+            taken = sampling.frequency[:, None, None] * counts + sampling.presence[:, None, None] * (counts > 0)
+            logits = logits - taken
         if noise is None:
             return logits
         hot = (sampling.temperature > GREEDY_BELOW)[:, None, None]

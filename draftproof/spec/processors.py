@@ -33,12 +33,12 @@ def process(
     texts: Sequence[Sequence[int]],
     processors: Sequence[Sequence[Processor]],
     pick: Callable[[Tensor, int, int], int],
-    stops: Sequence[int] = (),
+    stops: Sequence[Sequence[int]] = (),
     left: Sequence[int] = (),
 ) -> Tensor:
     """logits [R, N, V] behind each request's own processors. pick(scores [V], request, node) -> the token that the
-    target would choose there: how far to ask a stateful processor. It is not asked behind a token of `stops`, nor for
-    more than the `left` tokens of its request. Nodes that cannot be reached keep their logits."""
+    target would choose there: how far to ask a stateful processor. It is not asked behind a token of its request's
+    `stops`, nor for more than the `left` tokens of its request. Nodes that cannot be reached keep their logits."""
     if not any(processors):
         return logits
     logits = logits.float().clone()
@@ -54,7 +54,11 @@ def process(
                 logits[row, node] = processor(ids, logits[row, node])
             if not any(p.stateful for p in own):
                 continue
-            ended = node + 1 == len(paths) or (bool(left) and node + 1 >= left[row]) or tokens[row][node + 1] in stops
+            ended = (
+                node + 1 == len(paths)
+                or (bool(left) and node + 1 >= left[row])
+                or (bool(stops) and tokens[row][node + 1] in stops[row])
+            )
             if ended or pick(logits[row, node], row, node) != tokens[row][node + 1]:
                 break
     return logits

@@ -1,12 +1,13 @@
 """Logits processors, evaluated at every node of a tree, and the choice of one token a node.
 
-Order and meaning are transformers': repetition penalty, temperature, top-k, top-p, min-p. The penalty sees the
-committed text and the node's own ancestors, so a node's logits are those that plain decoding would have there.
+Order: logit bias, repetition penalty, frequency and presence penalty, temperature, top-k, top-p, min-p; each means what
+it does in transformers, and those of the OpenAI API what they do there. Penalties see the committed text and the node's
+own ancestors, so a node's logits are those that plain decoding would have there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -19,10 +20,11 @@ GREEDY_BELOW = 1e-5  # a smaller temperature would overflow the scores; its draw
 
 @dataclass
 class Sampling:
-    """Settings of R requests as device tensors [R]; `seen` bool [R, V] marks committed tokens, for the penalty.
+    """Settings of R requests as device tensors [R]. `seen` bool [R, V] marks committed tokens, for the repetition
+    penalty; `counts` float32 [R, V] says how often the answer holds a token, for the other two; `bias` float32 [R, V].
 
-    Temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and penalty 1 switch a filter off. The three flags are known on
-    the host, so that a step skips the work that no request of the batch asks for.
+    Temperature 0 is greedy. top_k 0, top_p 1, min_p 0, penalty 1, presence and frequency 0 switch a filter off. Both
+    flags, and what is None, are known on the host, so that a step skips the work that no request of the batch asks for.
     """
 
     temperature: Tensor
@@ -35,12 +37,27 @@ class Sampling:
     seen: Tensor | None
     sampled: bool  # some temperature > 0
     filtered: bool  # some top-k, top-p or min-p
+    presence: Tensor | None = None
+    frequency: Tensor | None = None
+    counts: Tensor | None = None
+    bias: Tensor | None = None
 
     def of(self, rows: slice) -> Sampling:
         """The settings of these requests alone."""
-        seen = None if self.seen is None else self.seen[rows]
-        columns = ("temperature", "top_k", "top_p", "min_p", "penalty", "seed", "choice")
-        return replace(self, seen=seen, **{name: getattr(self, name)[rows] for name in columns})
+        columns = [f.name for f in fields(self) if isinstance(getattr(self, f.name), Tensor)]
+        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
+
+    @property
+    def shaped(self) -> bool:
+        """Some request's logits are changed before temperature and filters."""
+        return self.seen is not None or self.counts is not None or self.bias is not None
+
+    def commit(self, tokens: Tensor, kept: Tensor, anchors: Tensor) -> None:
+        """tokens [R, K], of which `kept` [R, K] are new in the text; anchors [R] are in it."""
+        if self.seen is not None:
+            self.seen.scatter_(1, torch.where(kept, tokens, anchors[:, None]), True)
+        if self.counts is not None:
+            self.counts.scatter_add_(1, tokens, kept.to(self.counts.dtype))
 
 
 def choose(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling, noise: Tensor | None = None) -> Tensor:
@@ -51,8 +68,8 @@ def choose(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling, no
     [R, levels + 1 or more, V] by depth (`candidates.noise_for`).
     """
     scores = logits.float()
-    if sampling.seen is not None:
-        scores = penalise(scores, tree, sampling.seen, sampling.penalty)
+    if sampling.shaped:
+        scores = shape(scores, tree, sampling)
     if not sampling.sampled:
         return scores.argmax(-1)
     hot = sampling.temperature > GREEDY_BELOW
@@ -67,6 +84,23 @@ def choose(logits: Tensor, tree: Tree, positions: Tensor, sampling: Sampling, no
     else:
         warm = warm.add_(noise.gather(1, tree.depth[:, :, None].expand_as(warm)))
     return torch.where(hot[:, None, None], warm, scores).argmax(-1)
+
+
+def shape(scores: Tensor, tree: Tree, sampling: Sampling) -> Tensor:
+    """Bias and penalties: scores float32 [R, N, V] at the tree's nodes."""
+    if sampling.bias is not None:
+        scores = scores + sampling.bias[:, None]
+    if sampling.seen is not None:
+        scores = penalise(scores, tree, sampling.seen, sampling.penalty)
+    if sampling.counts is not None:
+        assert sampling.frequency is not None and sampling.presence is not None
+        counts = sampling.counts[:, None].repeat(1, tree.nodes, 1)
+        below = visibility(tree).clone()  # the root is committed text: only nodes under it are added
+        below[:, :, 0] = False
+        ids = tree.token[:, None].expand_as(below)
+        counts.scatter_add_(2, ids, below.to(counts.dtype))
+        scores = scores - sampling.frequency[:, None, None] * counts - sampling.presence[:, None, None] * (counts > 0)
+    return scores
 
 
 def penalise(scores: Tensor, tree: Tree, seen: Tensor, penalty: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ yet run through the target. Padding nodes carry parent NO_PARENT, are seen by no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,6 +56,18 @@ class Tree:
             torch.where(own, self.logw, other.logw),
             torch.where(rows, self.n, other.n),
             height=max(self.levels, other.levels),
+        )
+
+    def capped(self, nodes: Tensor) -> Tree:
+        """At most nodes [R] of each request behind the root; the others become padding."""
+        n = torch.minimum(self.n, nodes + 1)
+        kept = torch.arange(self.nodes, device=n.device) < n[:, None]
+        return replace(
+            self,
+            token=torch.where(kept, self.token, 0),
+            parent=torch.where(kept, self.parent, NO_PARENT),
+            logw=torch.where(kept, self.logw, -torch.inf),
+            n=n,
         )
 
     def padded(self, rows: int) -> Tree:

@@ -83,6 +83,10 @@ class Steered:
     def cache(self) -> Any:
         return self.real.cache
 
+    @property
+    def stores(self) -> list[Any]:
+        return [*self.real.stores, *self.guide.stores]
+
     def allocate(self, **sizes: int) -> None:
         self.real.allocate(**sizes)
         self.guide.allocate(**sizes)
@@ -102,7 +106,7 @@ class Steered:
 
 def one_too_many(tree: Tree, picks: Tensor, stops: Tensor, budget: Tensor) -> Accepted:
     """Planted fault: the acceptance rule, and one more draft than the target chose."""
-    taken = walk(tree, picks, stops[:0], budget)
+    taken = walk(tree, picks, stops[..., :0], budget)
     step = torch.arange(tree.nodes, device=picks.device)
     length = (taken.drafts + 1).clamp(max=tree.nodes - 1)[:, None]
     following = torch.cat([tree.token[:, 1:], picks[:, -1:]], dim=1)

@@ -451,7 +451,7 @@ def test_after_a_pause_drafts_are_those_of_a_fresh_context(kind: str, name: str,
 
 
 def test_control_features_of_a_pause_that_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Backlog, "take_in", Backlog.clear)
+    monkeypatch.setattr(Backlog, "take_in", lambda self, slots=None: self.clear())
     drafter, name = noted("llama", "greedy", ALONE), "greedy"
     texts, _ = decode(tiny.target(), drafter, ask(name, ALONE), HOW, Auto(UNUSED))
     assert texts == plain("llama", name)[ALONE]  # a wrong context costs acceptance alone

@@ -16,8 +16,8 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from draftproof.engine import step as step_module
-from draftproof.engine.batch import Batch
 from draftproof.engine.engine import Engine
+from draftproof.engine.inflight import InFlight
 from draftproof.engine.request import Request, SamplingParams
 from draftproof.models.cache import Slots
 from draftproof.models.dflash import DraftDist
@@ -86,6 +86,10 @@ class Likeliest:
     def extend(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None: ...
     def drop(self, slots: Slots) -> None: ...
 
+    @property
+    def stores(self) -> tuple[()]:
+        return ()
+
     def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Any = None) -> DraftDist:
         first = self.best[anchors]
         return DraftDist(torch.stack([first, self.best[first]], 1)[..., None], torch.zeros(len(anchors), 2, 1))
@@ -94,14 +98,13 @@ class Likeliest:
 class ForkingEngine(Engine):
     """Every request has the same prompt: the first one's rows are copied to the other slots."""
 
-    def prefill(self, index: int, request: Request, batch: Batch) -> Tensor:
-        if index == 0:
-            self.first = super().prefill(index, request, batch)
+    def run_prompt(self, one: InFlight, most: int) -> Tensor | None:
+        if one.slot == 0:
+            self.first = super().run_prompt(one, most)
             for store in (*self.cache.keys.values(), *self.cache.values.values()):
                 store[1:] = store[:1]
             self.cache.lengths[1:] = self.cache.lengths[0]
-        elif batch.sampling.seen is not None:
-            batch.sampling.seen[index, list(request.prompt_ids)] = True
+        one.rows = one.goal
         return self.first
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftproof.engine.batch import Batch
-from draftproof.engine.engine import sampling_of
+from draftproof.engine.batch import Batch, sampling_of
 from draftproof.engine.graphs import BUCKET, PlainStepper
+from draftproof.engine.inflight import InFlight
 from draftproof.engine.request import Request, SamplingParams
 from draftproof.models.target import causal_plan
 from tests import tiny
@@ -30,7 +30,7 @@ def stepped(kind: str, asked: list[Request], steps: int, *, honest_bound: bool =
         anchors=torch.tensor([r.prompt_ids[-1] for r in asked]),
         budget=torch.tensor([r.max_tokens for r in asked]),
         stops=torch.tensor(list(asked[0].stop_ids), dtype=torch.long),
-        sampling=sampling_of(asked, target.spec.vocab_size, target.device),
+        sampling=sampling_of([InFlight(0, r, 0.0) for r in asked], target.spec.vocab_size, target.device),
         longest=0,
     )
     stepper = PlainStepper(target, cache, batch, max(r.max_tokens for r in asked))

@@ -98,7 +98,7 @@ def test_control_rows_behind_a_stop_are_seen() -> None:
 
 def test_control_a_walk_blind_to_stops_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def blind(tree: Tree, picks: Tensor, stops: Tensor, budget: Tensor) -> Accepted:
-        return walk(tree, picks, stops[:0], budget)
+        return walk(tree, picks, stops[..., :0], budget)
 
     monkeypatch.setattr(step_module, "walk", blind)
     text = distinct_seed()[1]

@@ -64,6 +64,10 @@ class Candidates:
     def extend(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None: ...
     def drop(self, slots: Slots) -> None: ...
 
+    @property
+    def stores(self) -> tuple[()]:
+        return ()
+
     def draft(self, slots: Slots, anchors: Tensor, reach: int, width: int = 1, rescore: Any = None) -> DraftDist:
         return likeliest(proposal()[anchors], width, rescore)
 

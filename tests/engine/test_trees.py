@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftproof.engine import propose as propose_module
 from draftproof.engine import step as step_module
-from draftproof.engine.backlog import JOINED, Backlog
+from draftproof.engine.backlog import Backlog
 from draftproof.engine.batch import Drafter
 from draftproof.engine.engine import Engine
 from draftproof.engine.propose import Proposer, Speculation
@@ -46,10 +46,15 @@ def ask(name: str) -> list[Request]:
     return [dataclasses.replace(r, max_tokens=limit) for r, limit in both]
 
 
+def drawn(asked: Sequence[Request]) -> list[Request]:
+    """The same, with their trees."""
+    return [dataclasses.replace(r, keep_trees=True) for r in asked]
+
+
 def decode(target: Target, drafter: Drafter | None, asked: Sequence[Request], how: Speculation) -> list[Answer]:
     answers = [Answer() for _ in asked]
     context = max(len(r.prompt_ids) + r.max_tokens for r in asked)
-    for result in Engine(target, drafter, slots=len(asked), context=context, how=how, keep_trees=True).generate(asked):
+    for result in Engine(target, drafter, slots=len(asked), context=context, how=how).generate(drawn(asked)):
         answers[result.index].tokens += result.tokens
         answers[result.index].steps.append(result)
     return answers
@@ -230,7 +235,7 @@ def rounds_of(kind: str, name: str, how: Speculation, **settings: Any) -> Iterat
     asked, drafter = ask(name), guide(kind, name, **settings)
     at = [len(r.prompt_ids) for r in asked]
     full = known(asked, plain(kind, name))
-    for result in Engine(tiny.target(kind), drafter, slots=3, context=30, how=how, keep_trees=True).generate(asked):
+    for result in Engine(tiny.target(kind), drafter, slots=3, context=30, how=how).generate(drawn(asked)):
         row = result.index
         truth = full[row][at[row] :]
         if not result.prefill:
@@ -332,9 +337,10 @@ def stopped(max_tokens: int, stop: int | None, **drafting: Any) -> tuple[list[St
     target = tiny.target()
     told = tiny.KnowingTree(target, [[*PROMPT, *text]], wrong=0.0)
     drafter: Any = Steered(tiny.drafter(target, **drafting), told)
-    engine = Engine(target, drafter, slots=1, context=32, how=Speculation(32, padded=True), keep_trees=True)
+    engine = Engine(target, drafter, slots=1, context=32, how=Speculation(32, padded=True))
     params = SamplingParams(temperature=1.5, seed=seed)
-    return list(engine.generate([Request(PROMPT, max_tokens, params, () if stop is None else (stop,))])), engine
+    request = Request(PROMPT, max_tokens, params, () if stop is None else (stop,), keep_trees=True)
+    return list(engine.generate([request])), engine
 
 
 def check_end(results: list[StepResult], engine: Engine, text: Sequence[int], finish: str) -> bool:
@@ -406,11 +412,9 @@ def errors(kind: str, every: int, tokens: int, rounds: int) -> tuple[float, floa
     full = known(asked, texts(decode(target, None, asked, Speculation())))
     real, worst, results = tiny.drafter(target, seed=9), [0.0, 0.0], []
     drafter: Any = Steered(real, tiny.KnowingTree(target, full, wrong=0.3))
-    engine = Engine(
-        target, drafter, slots=1, context=tokens + 7, how=Speculation(12, noise_aware=False), keep_trees=True
-    )
+    engine = Engine(target, drafter, slots=1, context=tokens + 7, how=Speculation(12, noise_aware=False))
     text = list(asked[0].prompt_ids)
-    for result in itertools.islice(engine.generate(asked), rounds + 1):
+    for result in itertools.islice(engine.generate(drawn(asked)), rounds + 1):
         text += result.tokens
         results.append(result)
         if result.prefill or len(results) % every:
@@ -587,8 +591,8 @@ def test_control_a_processor_that_sees_the_committed_text_alone(monkeypatch: pyt
 def first_tree(how: Speculation) -> StepTree:
     """What the first step drafts, behind a prompt that makes the rows' end fall inside the drafter's block of 16."""
     target = tiny.target("llama")
-    engine = Engine(target, tiny.drafter(target, block_size=16), context=80, how=how, keep_trees=True)
-    steps = engine.generate([Request([5, 9, 11, 20, 33], 40)])
+    engine = Engine(target, tiny.drafter(target, block_size=16), context=80, how=how)
+    steps = engine.generate([Request([5, 9, 11, 20, 33], 40, keep_trees=True)])
     return next(r.tree for r in steps if r.tree is not None)
 
 
@@ -608,10 +612,11 @@ def test_control_a_block_that_is_cut_at_the_budget(monkeypatch: pytest.MonkeyPat
 def test_features_that_wait_long_are_taken_in_by_pieces() -> None:
     target = tiny.target("llama")
     drafter = tiny.drafter(target)
-    drafter.allocate(slots=2, capacity=700, chunk=JOINED)
-    backlog, row = Backlog(drafter), torch.randn(2, 1, 3 * tiny.HIDDEN, dtype=torch.float64)
+    drafter.allocate(slots=2, capacity=700, chunk=256)
+    backlog, row = Backlog(drafter, 256), torch.randn(2, 1, 3 * tiny.HIDDEN, dtype=torch.float64)
     for round_ in range(600):
-        backlog.hold(slice(0, 2), row, torch.tensor([1, int(round_ < 10)]), 700)
+        count = 2 if round_ < 10 else 1
+        backlog.hold(slice(0, count), row[:count], 700)
     backlog.take_in()
     assert drafter.cache is not None and drafter.cache.lengths.tolist() == [600, 10]
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from draftproof.models import cache as module
 from draftproof.models.attention import grouped_attention
-from draftproof.models.cache import Cache, LayerShape, Plan, Slots
+from draftproof.models.cache import Cache, LayerShape, Slots
+from draftproof.models.plan import Plan
 from draftproof.models.target import causal_plan
 from draftproof.spec.tree import Tree, chain, visibility
 from tests.spec.forest import forest, path_to

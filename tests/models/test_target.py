@@ -17,7 +17,8 @@ from torch import Tensor
 from draftproof.config.target import read_target
 from draftproof.errors import UserError
 from draftproof.models import attention, target
-from draftproof.models.cache import Cache, Plan, Slots
+from draftproof.models.cache import Cache, Slots
+from draftproof.models.plan import Plan
 from draftproof.models.target import FINAL, Tap, Target, TargetOut, causal_plan, require_kinds, require_supported
 from draftproof.spec.tree import chain, visibility
 from tests import tiny

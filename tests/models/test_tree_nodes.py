@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftproof.models.cache import Cache, Plan, Slots
+from draftproof.models.cache import Cache, Slots
+from draftproof.models.plan import Plan
 from draftproof.models.target import FINAL, Tap, Target, TargetOut, causal_plan
 from draftproof.spec.accept import walk
 from draftproof.spec.tree import ROOT, Tree, visibility

@@ -35,14 +35,15 @@ class FileState:
 @dataclass(frozen=True)
 class FileFacts:
     """`now` and `recorded` by path; `recorded` is None when `launch` did not start the server. `started` is the
-    process's start. `unreadable` maps a path to the reason. `drafter_tensors` are the names in the drafter's own
-    checkpoint."""
+    process's start; `loaded` a moment by which it had read them all, where that is known. `unreadable` maps a path to
+    the reason. `drafter_tensors` are the names in the drafter's own checkpoint."""
 
     now: Mapping[str, FileState]
     recorded: Mapping[str, FileState] | None
     started: float | None
     unreadable: Mapping[str, str] = field(default_factory=dict)
     drafter_tensors: tuple[str, ...] | None = None
+    loaded: float | None = None
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,14 @@ def file_facts(
     drafter: str | None = None,
     digests: bool = True,
     started: float | None = None,
+    loaded: float | None = None,
     progress: Progress | None = None,
 ) -> FileFacts:
     """Every file of `folders` and of what `record` (a launch's record.json) hashed. Without `digests` sizes and times
     only. `drafter` is the folder whose tensors are named. `started` is the process's start (ProcessFacts.started), by
-    default when the record was written, a moment before. What cannot be read is told in `unreadable`. A server of GGUF
-    files reads no folder: one that is named beside them lends its config, and is none of the server's checkpoints."""
+    default when the record was written, a moment before; `loaded` a moment by which it had read them. What cannot be
+    read is told in `unreadable`. A server of GGUF files reads no folder: one that is named beside them lends its
+    config, and is none of the server's checkpoints."""
     hashes = record["hashes"] if record else {}
     if any(name.endswith(".gguf") for name in hashes):
         folders = ()
@@ -42,7 +44,7 @@ def file_facts(
     if started is None and record:
         started = record["time"]
     tensors = _tensors(machine, drafter, unreadable) if drafter else None
-    return FileFacts(now, _states(hashes) if record else None, started, unreadable, tensors)
+    return FileFacts(now, _states(hashes) if record else None, started, unreadable, tensors, loaded)
 
 
 def _tensors(machine: Machine, folder: str, unreadable: dict[str, str]) -> tuple[str, ...] | None:

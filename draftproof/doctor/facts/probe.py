@@ -4,6 +4,7 @@ vLLM       OpenAI endpoints with return_token_ids; acceptance with --per-request
            cached tokens with --enable-prompt-tokens-details
 SGLang     chat with return_meta_info; token-id prompts through /generate
 llama.cpp  its own /apply-template, /tokenize and /completion, streamed: the timings beside every token tell the steps
+draftproof as vLLM, but the request itself asks for the steps (`own.py`)
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
@@ -30,13 +31,14 @@ GREEDY = {"temperature": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 @dataclass(frozen=True)
 class Asked:
-    """Whom to ask, and how long an answer may be."""
+    """Whom to ask, how long an answer may be, and fields of the request that only this server knows."""
 
     url: str
     model: str
     max_tokens: int
     api_key: str | None
     engine: EngineName | None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_prompts() -> tuple[str, ...]:
@@ -54,10 +56,11 @@ def probe(
     say: Say | None = None,
     *,
     engine: EngineName | None = None,
+    fields: Mapping[str, Any] | None = None,
 ) -> tuple[Answer, ...]:
     """Each prompt as one user message; as plain text where the model has no chat template. Token ids are () where the
     server does not tell them. UserError server-unreachable, auth-needed, server-unfit."""
-    asked = Asked(base_url(url), model, max_tokens, api_key, engine)
+    asked = Asked(base_url(url), model, max_tokens, api_key, engine, fields or {})
     return _each(_chat, asked, prompts, say)
 
 
@@ -70,9 +73,10 @@ def probe_ids(
     say: Say | None = None,
     *,
     engine: EngineName | None = None,
+    fields: Mapping[str, Any] | None = None,
 ) -> tuple[Answer, ...]:
     """The same with prompts as token ids, so that no template or tokenizer stands between."""
-    asked = Asked(base_url(url), model, max_tokens, api_key, engine)
+    asked = Asked(base_url(url), model, max_tokens, api_key, engine, fields or {})
     return _each(_from_ids, asked, prompts, say)
 
 
@@ -138,9 +142,8 @@ def _openai(asked: Asked) -> dict[str, Any]:
     body: dict[str, Any] = {"model": asked.model, "max_tokens": asked.max_tokens, **GREEDY}
     if asked.engine in ("vllm", "sglang", "draftproof"):
         body["return_token_ids"] = True
-    if asked.engine in ("vllm", "sglang"):
         body["repetition_penalty"] = 1.0
-    return body
+    return body | dict(asked.fields)
 
 
 def _post(asked: Asked, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], float]:

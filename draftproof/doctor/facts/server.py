@@ -24,7 +24,7 @@ DETAILS: dict[EngineName, tuple[str, ...]] = {
     "vllm": ("/version", "/server_info?config_format=json"),
     "sglang": ("/server_info", "/get_server_info"),
     "llama.cpp": ("/props",),
-    "draftproof": ("/version",),
+    "draftproof": ("/version", "/server_info"),
 }
 SECRET = re.compile(r"api_?key|password|secret|launch_command", re.IGNORECASE)
 

@@ -3,6 +3,7 @@
 `mean_length` is always tokens a verify step, the bonus token included:
 
     vLLM       as printed                      rates per position over drafts, counts of the interval
+    draftproof vLLM's line; after trees        "Largest draft: 24 nodes" ends it: more than there are positions
     SGLang     "accept len" as printed         no counts
     llama.cpp  "mean len" as printed           counts of one request; "draft acceptance" is accepted / drafted tokens
                "statistics" line (-lv 4)       1 + accepted tokens / drafts, counts since the start, rates per position
@@ -24,6 +25,7 @@ VLLM = re.compile(
     rf"Mean acceptance length: {NUMBER}, Accepted throughput: {NUMBER} tokens/s, "
     rf"Drafted throughput: {NUMBER} tokens/s, Accepted: (-?\d+) tokens, Drafted: (-?\d+) tokens, "
     rf"Per-position acceptance rate: ([-\d., ]*), Avg Draft acceptance rate: {NUMBER}%"
+    r"(?:, Largest draft: (\d+) nodes)?"
 )
 SGLANG = re.compile(rf"Decode batch.*?\baccept len: {NUMBER}, accept rate: {NUMBER}")
 SGLANG_START = re.compile(r"Decode batch.*\baccept len: [\d.]*(?:, accept rate: [\d.]*)?$")
@@ -84,7 +86,7 @@ def _vllm(message: str) -> SpecLine | None:
         return SpecLine(message, mean, accepted, drafted, (), ("the rates per position are no numbers",))
     problems = [
         *_rate_problems(rates, mean),
-        *_count_problems(accepted, drafted, mean, rate, rates),
+        *_count_problems(accepted, drafted, mean, rate, rates, int(found[8] or len(rates))),
         *_speed_problems(accepted, drafted, float(found[2]), float(found[3])),
     ]
     return SpecLine(message, mean, accepted, drafted, rates, tuple(problems))
@@ -99,7 +101,10 @@ def _rate_problems(rates: tuple[float, ...], mean: float) -> Iterator[str]:
         yield f"the rates per position add up to {sum(rates):.3f}, the mean length less one is {mean - 1:.2f}"
 
 
-def _count_problems(accepted: int, drafted: int, mean: float, rate: float, rates: tuple[float, ...]) -> Iterator[str]:
+def _count_problems(
+    accepted: int, drafted: int, mean: float, rate: float, rates: tuple[float, ...], widest: int
+) -> Iterator[str]:
+    """widest: drafted tokens of one draft at most, the number of positions unless drafts are trees."""
     if not 0 <= accepted <= drafted:
         yield f"{accepted} accepted of {drafted} drafted tokens"
         return
@@ -108,10 +113,9 @@ def _count_problems(accepted: int, drafted: int, mean: float, rate: float, rates
     if math.isnan(rate) or abs(100 * accepted / drafted - rate) > PERCENT_UNIT + EPSILON:
         yield f"the acceptance rate is {rate}%, the counts give {100 * accepted / drafted:.1f}%"
     # Drafts are at least drafted / K; more where a grammar took drafts back or K changes.
-    width = len(rates)
-    if not width:
+    if not rates or not widest:
         return
-    least = math.ceil(drafted / width)
+    least = math.ceil(drafted / widest)
     if accepted / least < mean - 1 - MEAN_UNIT - EPSILON:
         yield f"{accepted} accepted tokens in at least {least} drafts give less than a mean length of {mean:.2f}"
     elif not _any_number_of_drafts(accepted, least, drafted, mean, rates):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from draftproof.config.finding import Finding
+from draftproof.doctor import own
 from draftproof.doctor.chain import cannot_tell, proved, refuted
 from draftproof.doctor.deployed import drafts_unit, resolved
 from draftproof.doctor.evidence import drafter_of, has_drafter, lack, no_drafter, seen_inside
@@ -55,14 +56,21 @@ def _masks(facts: Facts) -> Iterator[tuple[str, int]]:
     told = (facts.log.speculative or {}) if facts.log else {}
     if isinstance(mask := told.get("mask_token_id"), int):
         yield "log: mask_token_id", mask
+    if (server := own.told(facts.server_info)) is not None and server.mask_token_id is not None:
+        yield "server_info: mask_token_id", server.mask_token_id
 
 
 def _seen(facts: Facts) -> Iterator[tuple[str, int]]:
-    """(evidence, drafts a pass). Counters count only where no draft was cut off, so that they divide evenly."""
+    """(evidence, drafts a pass). Counters count only where no draft was cut off, so that they divide evenly; those of
+    our own engine hold trees too, but one counter a position."""
     for spec in resolved(facts):
         if spec.drafts is not None:
             yield spec.where, spec.drafts
     delta = facts.metrics.delta if facts.metrics else None
+    if own.is_own(facts):
+        if delta is not None and delta.per_position:
+            yield "metrics: counters by position", len(delta.per_position)
+        return
     if delta is not None and delta.drafts and delta.draft_tokens:
         drafts = delta.draft_tokens / delta.drafts
         if drafts == round(drafts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from draftproof.check.layers import show_causal
 from draftproof.config.finding import Finding
 from draftproof.doctor.chain import cannot_tell, proved, refuted
-from draftproof.doctor.evidence import draft_layers, has_drafter, lack_of_layers, seen_inside
+from draftproof.doctor.evidence import draft_layers, lack_of_layers, seen_inside, seen_layers_required
 from draftproof.doctor.facts import Facts, InsideFacts, LayerInside
 
 CODE = "doctor-causality"
@@ -30,7 +30,7 @@ STATE_IT = (
 
 
 def required(facts: Facts) -> bool:
-    return has_drafter(facts)
+    return seen_layers_required(facts)
 
 
 def judge(facts: Facts) -> Finding:

@@ -69,6 +69,8 @@ def _compare(wanted: Spec, told: Spec, unit: int) -> Iterator[Compared]:
         yield Compared("number", str(wanted.drafts + unit), str(told.drafts + unit), told.where)
     if wanted.model and told.model:
         yield Compared("drafter", wanted.model, told.model, told.where)
+    if wanted.budget and told.budget:
+        yield Compared("budget", wanted.budget, told.budget, told.where)
     if wanted.runner and told.runner:
         yield Compared("runner", wanted.runner, told.runner, told.where)
 

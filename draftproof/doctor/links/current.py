@@ -55,6 +55,9 @@ def _against_record(files: FileFacts, recorded: Mapping[str, FileState]) -> Find
 
 def _against_start(files: FileFacts, started: float) -> Finding:
     for path, now in files.now.items():
+        if files.loaded is not None and started < now.mtime <= files.loaded:
+            message = "a checkpoint file was written while the server started, before or after it was read"
+            return cannot_tell(CODE, message, path, "restart the server, so that every file is older")
         if now.mtime > started:
             late = f"written {now.mtime - started:.0f} s after the start"
             return refuted(CODE, "a checkpoint file was written after the server started", "older", late, path, FIX)

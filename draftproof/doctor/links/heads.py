@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from draftproof.config.finding import Finding
 from draftproof.doctor.chain import cannot_tell, proved, refuted
-from draftproof.doctor.evidence import drafter_of, has_drafter, lack, no_drafter, seen_inside
+from draftproof.doctor.evidence import (
+    drafter_of,
+    lack,
+    no_drafter,
+    not_seen_inside,
+    seen_inside,
+    seen_layers_required,
+)
 from draftproof.doctor.facts import Facts, InsideFacts
 
 CODE = "doctor-heads"
@@ -21,7 +28,7 @@ TENSORS = {"embedding": "embed_tokens.weight", "head": "lm_head.weight"}
 
 
 def required(facts: Facts) -> bool:
-    return has_drafter(facts)
+    return seen_layers_required(facts)
 
 
 def judge(facts: Facts) -> Finding:
@@ -31,7 +38,7 @@ def judge(facts: Facts) -> Finding:
     if drafter_of(facts) is None:
         return no_drafter(CODE)
     if inside is None:
-        return lack(CODE, facts, "inside")
+        return not_seen_inside(CODE, facts)
     if inside.zero_weights:
         names = _some(inside.zero_weights)
         return refuted(CODE, "parameters are all zero after loading", "loaded", names, "inside: parameters", FIX)

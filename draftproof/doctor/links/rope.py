@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from draftproof.config.drafter import DrafterSpec
 from draftproof.config.finding import Finding
 from draftproof.doctor.chain import cannot_tell, proved, refuted
-from draftproof.doctor.evidence import draft_layers, drafter_of, has_drafter, lack_of_layers, seen_inside
+from draftproof.doctor.evidence import draft_layers, drafter_of, lack_of_layers, seen_inside, seen_layers_required
 from draftproof.doctor.facts import Facts, LayerInside
 
 CODE = "doctor-rope"
@@ -20,7 +20,7 @@ FIX = "state rope_theta (and is_neox_style where the pairing is interleaved) in 
 
 
 def required(facts: Facts) -> bool:
-    return has_drafter(facts)
+    return seen_layers_required(facts)
 
 
 def judge(facts: Facts) -> Finding:

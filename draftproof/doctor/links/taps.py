@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from draftproof.config.finding import Finding
+from draftproof.doctor import own
 from draftproof.doctor.chain import cannot_tell, proved, refuted
 from draftproof.doctor.deployed import tap_offset
 from draftproof.doctor.evidence import drafter_of, has_drafter, lack, no_drafter, seen_inside
@@ -13,10 +14,10 @@ from draftproof.doctor.facts import Facts
 CODE = "doctor-taps"
 TITLE = "features come from the trained layers"
 EXPLAINS = ("doctor-acceptance", "doctor-speed")
-NEEDS = ("pair", "inside", "log")
+NEEDS = ("pair", "inside", "log", "server_info")
 PROVES = (
-    "The layer indices that the target captures (from inside, or the log's auxiliary layers) are the drafter's taps in "
-    "the engine's own count, in the same order."
+    "The layer indices that the target captures (from inside, the log's auxiliary layers, or /server_info of "
+    "`draftproof serve`) are the drafter's taps in the engine's own count, in the same order."
 )
 REFUTES = "They differ: another layer, all of them shifted, another number, or sorted where the drafter's are not."
 
@@ -34,7 +35,7 @@ def judge(facts: Facts) -> Finding:
     wanted = tuple(tap + offset for tap in drafter.taps)
     told = list(_seen(facts))
     if not told:
-        return lack(CODE, facts, "inside", "log")
+        return lack(CODE, facts, *(("server_info",) if own.is_own(facts) else ("inside", "log")))
     expected = f"{_show(wanted)} (after layers {_show(drafter.taps)})"
     for where, seen in told:
         if seen != wanted:
@@ -55,6 +56,8 @@ def _seen(facts: Facts) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "inside: aux_hidden_state_layers", inside.taps
     if facts.log is not None and facts.log.aux_layers is not None:
         yield "log: auxiliary layers", facts.log.aux_layers
+    if (server := own.told(facts.server_info)) is not None and server.taps is not None:
+        yield "server_info: taps", server.taps
 
 
 def _cause(wanted: tuple[int, ...], seen: tuple[int, ...]) -> str:

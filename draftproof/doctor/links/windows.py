@@ -7,7 +7,7 @@ from draftproof.config.drafter import LayerSpec
 from draftproof.config.finding import Finding
 from draftproof.doctor.chain import cannot_tell, proved, refuted
 from draftproof.doctor.deployed import options
-from draftproof.doctor.evidence import draft_layers, has_drafter, lack_of_layers, seen_inside
+from draftproof.doctor.evidence import draft_layers, lack_of_layers, seen_inside, seen_layers_required
 from draftproof.doctor.facts import Facts, LayerInside
 
 CODE = "doctor-windows"
@@ -20,7 +20,7 @@ FIX = "use a release and runner that keep the window of each layer (vLLM 0.26 or
 
 
 def required(facts: Facts) -> bool:
-    return has_drafter(facts)
+    return seen_layers_required(facts)
 
 
 def judge(facts: Facts) -> Finding:

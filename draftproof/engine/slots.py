@@ -1,0 +1,103 @@
+"""Who sits in which slot of the caches, and how large the caches are.
+
+Requests that decode sit in slots 0, 1, ... without a hole, so that a step sees views and copies nothing; those whose
+prompt is still being run sit behind them. The caches begin small and grow as texts do, within `memory`: with longer
+texts fewer requests fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftproof.engine.batch import Store
+from draftproof.engine.inflight import InFlight
+from draftproof.engine.propose import Proposer
+from draftproof.models.cache import Cache
+
+FIRST_SLOTS, FIRST_ROWS = 4, 512  # of caches that may grow
+
+
+class SlotTable:
+    """most: slots at most. context: rows of a request at most. memory: bytes of all stores; None: room for all is
+    made at once."""
+
+    def __init__(self, cache: Cache, proposer: Proposer | None, most: int, context: int, memory: int | None) -> None:
+        self.cache, self.proposer, self.most, self.context, self.memory = cache, proposer, most, context, memory
+        self.rows = context if memory is None else min(context, FIRST_ROWS)
+        self.at: list[InFlight | None] = [None] * cache.slots
+        if memory is not None:
+            self._resize(min(most, FIRST_SLOTS), self.rows)
+
+    @property
+    def stores(self) -> Sequence[Store]:
+        return [self.cache, *(self.proposer.drafter.stores if self.proposer else ())]
+
+    @property
+    def taken(self) -> list[InFlight]:
+        return [one for one in self.at if one is not None]
+
+    @property
+    def decoding(self) -> list[InFlight]:
+        """In the order of their slots, which begin at 0."""
+        return [one for one in self.taken if one.decoding]
+
+    def bytes_for(self, slots: int, rows: int) -> int:
+        return slots * sum(store.bytes_a_slot(rows) for store in self.stores)
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes_for(len(self.at), self.rows)
+
+    def fit(self, requests: int, rows: int) -> bool:
+        """Make room for so many requests of so many committed rows each. False: the memory has none."""
+        if requests > self.most or rows > self.context:
+            return False
+        if requests <= len(self.at) and rows <= self.rows:
+            return True
+        longer = self.rows if rows <= self.rows else min(self.context, max(rows, 2 * self.rows))
+        wider = len(self.at) if requests <= len(self.at) else min(self.most, max(requests, 2 * len(self.at)))
+        exact = min(self.context, -(-rows // 64) * 64)
+        for slots, length in ((wider, longer), (requests, longer), (requests, exact)):
+            if self.memory is None or self.bytes_for(slots, length) <= self.memory:
+                self._resize(slots, length)
+                return True
+        return False
+
+    def enter(self, one: InFlight) -> None:
+        """Into the first free slot; the caches forget what was there."""
+        one.slot = self.at.index(None)
+        self.at[one.slot] = one
+        own = slice(one.slot, one.slot + 1)
+        self.cache.drop(own)
+        if self.proposer:
+            self.proposer.drop(own)
+
+    def leave(self, leaving: Sequence[InFlight]) -> None:
+        for one in leaving:
+            self.at[one.slot], one.slot = None, -1
+        self.order()
+
+    def order(self) -> None:
+        """Those that decode first, then the others, then nobody."""
+        wanted = [*self.decoding, *(one for one in self.taken if not one.decoding)]
+        for slot, one in enumerate(wanted):
+            if one.slot != slot:
+                self._swap(slot, one.slot)
+
+    def _swap(self, one: int, other: int) -> None:
+        reach = self.rows + 1
+        held = [s.rows for s in (self.at[one], self.at[other]) if s is not None]
+        self.cache.swap(one, other, min(reach, max(held, default=0)))
+        if self.proposer:
+            self.proposer.swap(one, other, min(reach, max(held, default=0)))
+        self.at[one], self.at[other] = self.at[other], self.at[one]
+        for slot in (one, other):
+            if self.at[slot] is not None:
+                self.at[slot].slot = slot  # type: ignore[union-attr]
+
+    def _resize(self, slots: int, rows: int) -> None:
+        self.order()
+        for store in self.stores:
+            store.resize(slots, rows)
+        self.at = (self.at + [None] * slots)[:slots]
+        self.rows = rows

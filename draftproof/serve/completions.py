@@ -1,0 +1,30 @@
+"""A completion request -> what the engine is asked: one or more texts to go on with, as they stand."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from draftproof.serve import parsers
+from draftproof.serve.asking import Asked, Manner, ask
+from draftproof.serve.chat import new_call_id
+from draftproof.serve.errors import bad
+from draftproof.serve.prompts import from_ids, from_text, require_prompt
+from draftproof.serve.schema import CompletionRequest
+from draftproof.serve.served import Served
+
+
+async def prepare(served: Served, sent: CompletionRequest) -> Asked:
+    """ApiError for what cannot be done."""
+    served.require_model(sent.model)
+    if not sent.add_special_tokens and any(not isinstance(prompt, str) for prompt in sent.prompts):
+        raise bad("add_special_tokens means nothing for token ids", "add_special_tokens")
+    prompts = []
+    for given in sent.prompts:
+        prompts.append(
+            await from_text(served, given, special=sent.add_special_tokens)
+            if isinstance(given, str)
+            else from_ids(served, given)
+        )
+        require_prompt(served, prompts[-1])
+    parser = partial(parsers.make, None, None, thinking=False, schemas=None, new_id=new_call_id)
+    return await ask(served, sent, prompts, Manner(parser, logprobs=sent.logprobs, most_tokens=sent.max_tokens))

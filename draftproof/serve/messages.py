@@ -1,0 +1,134 @@
+"""A chat's messages: as OpenAI's clients send them, and as chat templates read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+NOT_TEXT = ("image_url", "input_audio", "file", "video_url", "audio_url", "refusal", "image", "video")
+
+
+class _Strict(BaseModel):
+    """Unknown fields are refused; a null is absent, since clients send answers back as they got them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, sent: Any) -> Any:
+        return {k: v for k, v in sent.items() if v is not None} if isinstance(sent, dict) else sent
+
+
+class Part(_Strict):
+    type: Literal["text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_media(cls, sent: Any) -> Any:
+        if isinstance(sent, dict) and sent.get("type") in NOT_TEXT:
+            raise ValueError(f"content of type {sent['type']} is not supported: this server reads text")
+        return sent
+
+
+Content = str | list[Part]
+
+
+class CalledFunction(_Strict):
+    name: str
+    arguments: str = ""
+
+    @field_validator("arguments")
+    @classmethod
+    def _require_object(cls, text: str) -> str:
+        try:
+            value = json.loads(text) if text.strip() else {}
+        except (ValueError, RecursionError):
+            raise ValueError("arguments of an earlier tool call are no JSON text") from None
+        if not isinstance(value, dict):
+            raise ValueError("arguments of an earlier tool call are no JSON object")
+        return text
+
+
+class ToolCall(_Strict):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None  # left over from a stream's deltas
+    function: CalledFunction
+
+
+class Instruction(_Strict):
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class User(_Strict):
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class Assistant(_Strict):
+    """`reasoning` and `reasoning_content` are two names for one thing."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] = []
+    annotations: list[Any] = Field([], max_length=0)  # OpenAI's own answers hold an empty list
+
+    @model_validator(mode="after")
+    def _require_something(self) -> Assistant:
+        if self.content is None and not self.tool_calls and not (self.reasoning or self.reasoning_content):
+            raise ValueError("an assistant's message needs content or tool_calls")
+        return self
+
+
+class ToolResult(_Strict):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+Message = Annotated[Instruction | User | Assistant | ToolResult, Field(discriminator="role")]
+
+
+def for_template(messages: Sequence[Message], template: str) -> list[dict[str, Any]]:
+    """Content becomes one string (parts on lines of their own, as in vLLM), arguments an object, and the developer a
+    system message where the template knows no developer."""
+    return [_plain(message, "developer" in template) for message in messages]
+
+
+def _plain(message: Message, developer: bool) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
+    if message.role == "developer" and not developer:
+        made["role"] = "system"
+    if message.name is not None:
+        made["name"] = message.name
+    if isinstance(message, ToolResult) and message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    if isinstance(message, Assistant):
+        if reasoning := message.reasoning or message.reasoning_content:
+            made["reasoning_content"] = reasoning
+        if message.tool_calls:
+            made["tool_calls"] = [_call(call) for call in message.tool_calls]
+    return made
+
+
+def _text(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.text for part in content)
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    arguments = json.loads(call.function.arguments) if call.function.arguments.strip() else {}
+    made = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    return made if call.id is None else {"id": call.id} | made
