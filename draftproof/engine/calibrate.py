@@ -26,7 +26,7 @@ from draftproof.errors import UserError
 from draftproof.fetch import cache_dir, locked, notice, write_atomically
 from draftproof.models.target import Target
 from draftproof.provenance import provenance
-from draftproof.spec.budget import FIRST_PAUSE, LONGEST_PAUSE, Auto, Calibration, Costs
+from draftproof.spec.budget import FIRST_PAUSE, LONGEST_PAUSE, Auto, Autos, Calibration, Costs
 from draftproof.spec.builders import build, width_for
 from draftproof.spec.candidates import noise_aware, noise_for
 
@@ -35,6 +35,8 @@ GRID = (256, 1024, 4096, 16384, 65536, 262144)  # contexts that are measured
 TREES = (15, 23, 31, 47, 63, 95, 127, 191, 255)  # nodes behind the root, which fill buckets
 CPU_MOST = 63
 REPEATS = 7
+SEVERAL = 1024  # longest context that is measured with several requests at once
+DEAR = 5.0  # with several requests at once: rounds that cost so many plain ones are not measured
 
 
 def auto_for(
@@ -45,6 +47,14 @@ def auto_for(
     auto = Auto(costs, place=costs.place)
     _recall(auto, drafter, sampled)
     return auto
+
+
+def autos_for(target: Target, drafter: Drafter, how: Speculation, *, context: int, sampled: bool, slots: int) -> Autos:
+    """The same for a server: a choice for 1, 2, 4, ... requests at once, up to `slots`. With several at once only
+    contexts up to SEVERAL are measured: there the number of rows decides, not what they attend to."""
+    sizes = sorted({min(2**i, slots) for i in range(slots.bit_length() + 1)})
+    rooms = {n: context if n == 1 else min(context, SEVERAL) for n in sizes}
+    return Autos({n: auto_for(target, drafter, how, context=rooms[n], sampled=sampled, slots=n) for n in sizes})
 
 
 def costs_for(
@@ -69,7 +79,8 @@ def costs_for(
         known = {} if again else _known(path)
         for size in wanted:
             if str(size) not in known:
-                told = f"measuring what rounds cost at {size} tokens of context (once for this machine and pair)"
+                many = f" with {slots} requests at once" if slots > 1 else ""
+                told = f"measuring what rounds cost at {size} tokens of context{many} (once for this machine and pair)"
                 notice(told)
                 known[str(size)] = measure(target, drafter, how, context=size, sampled=sampled, slots=slots)
                 write_atomically(path, iter([json.dumps({"key": key, "contexts": known}, indent=1).encode()]))
@@ -111,25 +122,25 @@ def measure(
     for nodes in options:
         fixed = Speculation(nodes, how.builder, how.noise_aware, how.padded)
         rounds[nodes] = _round(engine, batch, context, Proposer(drafter, fixed, target.spec.vocab_size))
-    worthwhile = _possible(target, rounds, drafter.depth)
+    worthwhile = _possible(target, rounds, 1.5 * (drafter.depth + 1) if slots == 1 else DEAR)
     spent: dict[int, list[float]] = {nodes: [] for nodes in worthwhile}
     drafts = []
-    for _ in range(REPEATS):
+    for _ in range(REPEATS if slots == 1 else REPEATS // 2):
         for nodes in worthwhile:
             spent[nodes].append(_clock(target, rounds[nodes]))
         drafts.append(_clock(target, lambda: _draft(engine, batch, context, most)))
     return {"seconds": {str(n): min(s) for n, s in spent.items()}, "draft": min(drafts)}
 
 
-def _possible(target: Target, rounds: dict[int, Callable[[], None]], depth: int) -> list[int]:
-    """Warm up; leave out budgets so dear that accepting every draft of a full path would not pay for them."""
+def _possible(target: Target, rounds: dict[int, Callable[[], None]], dear: float) -> list[int]:
+    """Warm up; leave out budgets that cost more than `dear` plain rounds, more than accepted drafts could pay for."""
     kept: list[int] = []
     for nodes, act in rounds.items():
         act()
         seconds = min(_clock(target, act) for _ in range(2))
         if nodes == 0:
             plain = seconds
-        elif seconds > 1.5 * (depth + 1) * plain:
+        elif seconds > dear * plain:
             break
         kept.append(nodes)
     return kept

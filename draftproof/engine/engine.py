@@ -190,11 +190,10 @@ class Engine:
                 return
             self.waiting.popleft()
             self.table.enter(one)
-            one.rows = one.kept = 0
-            self._take_up(one)
+            one.rows = one.kept = one.turn = 0
 
     def _take_up(self, one: InFlight) -> None:
-        """Rows that an earlier request left."""
+        """Rows that an earlier request left: looked up when its turn comes, for others may have left some meanwhile."""
         fresh = one.started is None
         if self.prefix:
             hit = self.prefix.match(one.ids[: one.goal + (one.emitted > 0)])
@@ -266,6 +265,8 @@ class Engine:
 
         while (room is None or room > 0) and (rest := [one for one in self.table.taken if one.rows < one.goal]):
             one = min(rest, key=lambda one: (one.turn, one.number))
+            if one.turn == 0:
+                self._take_up(one)
             begun, one.turn = one.rows, next(self._turns)
             results += self._guarded(stretch, [one])
             if room is not None:

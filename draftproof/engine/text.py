@@ -101,7 +101,7 @@ class TextStream:
         return str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def _watch(self, text: str) -> int:
-        """Characters held that are surely text. The stop string that is complete first ends it, the longest of several."""
+        """Characters held that are surely text. The stop string that is complete first ends it, the longest of them."""
         for at, character in enumerate(text, 1):
             whole = [stop.text for stop in self._stops if stop.feed(character)]
             if whole:
