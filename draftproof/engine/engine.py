@@ -87,6 +87,7 @@ class Engine:
             )
         stateful = any(store.stateful for store in self.table.stores)
         self.prefix = PrefixCache(prefix, stateful=stateful) if prefix else None
+        self.state_rows = self._state_rows()
         self.waiting: deque[InFlight] = deque()
         self.most = slots  # requests at once; lowered for a while when memory was short
         self._numbers, self._steps, self._turns = 0, 0, itertools.count(1)
@@ -190,7 +191,7 @@ class Engine:
                 return
             self.waiting.popleft()
             self.table.enter(one)
-            one.rows = one.kept = one.turn = 0
+            one.rows = one.kept = one.stated = one.turn = 0
 
     def _take_up(self, one: InFlight) -> None:
         """Rows that an earlier request left: looked up when its turn comes, for others may have left some meanwhile."""
@@ -204,7 +205,7 @@ class Engine:
             if hit.length:
                 for store, state in zip(stores, hit.state or [[] for _ in stores], strict=True):
                     store.restore(one.slot, hit.length, state)
-            one.rows = one.kept = hit.length
+            one.rows = one.kept = one.stated = hit.length
             if fresh:
                 one.cached = hit.length
                 self._count(queries=len(one.request.prompt_ids), hits=hit.length)
@@ -220,17 +221,27 @@ class Engine:
         self.table.leave(leaving)
         self._batch = None
 
-    def _keep(self, one: InFlight) -> None:
-        """Give the prefix cache what it does not have of this request's committed rows."""
-        if not self.prefix or one.rows <= one.kept:
+    def _keep(self, one: InFlight, *, state: bool = True) -> None:
+        """Give the prefix cache what it does not have of this request's committed rows, and the state behind them."""
+        if not self.prefix:
+            return
+        state = state and self.prefix.stateful and one.stated < one.rows
+        if one.rows <= one.kept and not state:
             return
         if self.proposer:
             self.proposer.catch_up(one.slot)
-        stores = self.table.stores
+        stores, states = self.table.stores, None
         rows = [store.save(one.slot, one.kept, one.rows) for store in stores]
-        state = [store.state(one.slot) for store in stores] if self.prefix.stateful else None
-        self.prefix.add(one.ids[: one.rows], one.kept, rows, state)
+        if state:
+            states, one.stated = [store.state(one.slot) for store in stores], one.rows
+        self.prefix.add(one.ids[: one.rows], one.kept, rows, states)
         one.kept = one.rows
+
+    def _state_rows(self) -> int:
+        """Rows after which a state is kept: as many as take the memory of one."""
+        near, far = self.table.bytes_for(1, 1024), self.table.bytes_for(1, 2048)
+        state = sum(t.nbytes for store in self.table.stores for t in store.state(0))
+        return max(self.chunk, 1024 * state // max(1, far - near))
 
     def _preempt(self, leaving: Sequence[InFlight], *, keep: bool, alone: bool = False) -> None:
         """They lose their slots and nothing else: their texts are run again as soon as there is room."""
@@ -293,7 +304,7 @@ class Engine:
         if one.decoding:
             self._batch = None
         self._count(prompt_tokens=end - begin)
-        self._keep(one)
+        self._keep(one, state=end == pause or end - one.stated >= self.state_rows)
         return out.logits[0, -1] if end == one.goal and not one.emitted else None
 
     def _first(self, ready: Sequence[tuple[InFlight, Tensor]]) -> list[StepResult]:
@@ -342,7 +353,7 @@ class Engine:
         if self.prefix:
             for one in requests:
                 if one.slot >= 0 and one.rows - one.kept >= self.chunk // 2:
-                    self._keep(one)
+                    self._keep(one, state=False)
         return results
 
     # ---- faults

@@ -20,6 +20,7 @@ class InFlight:
     slot: int = -1
     rows: int = 0
     kept: int = 0  # rows that the prefix cache was given
+    stated: int = 0  # where it was given a state last
     started: float | None = None
     cached: int = 0  # prompt rows that came from the prefix cache, at the first start
     running: bool = True

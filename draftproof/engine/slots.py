@@ -14,7 +14,7 @@ from draftproof.engine.inflight import InFlight
 from draftproof.engine.propose import Proposer
 from draftproof.models.cache import Cache
 
-FIRST_SLOTS, FIRST_ROWS = 4, 512  # of caches that may grow
+FIRST_SLOTS, FIRST_ROWS = 4, 512  # that caches grow to at first
 
 
 class SlotTable:
@@ -23,10 +23,8 @@ class SlotTable:
 
     def __init__(self, cache: Cache, proposer: Proposer | None, most: int, context: int, memory: int | None) -> None:
         self.cache, self.proposer, self.most, self.context, self.memory = cache, proposer, most, context, memory
-        self.rows = context if memory is None else min(context, FIRST_ROWS)
+        self.rows = context if memory is None else 1
         self.at: list[InFlight | None] = [None] * cache.slots
-        if memory is not None:
-            self._resize(min(most, FIRST_SLOTS), self.rows)
 
     @property
     def stores(self) -> Sequence[Store]:
@@ -54,8 +52,10 @@ class SlotTable:
             return False
         if requests <= len(self.at) and rows <= self.rows:
             return True
-        longer = self.rows if rows <= self.rows else min(self.context, max(rows, 2 * self.rows))
-        wider = len(self.at) if requests <= len(self.at) else min(self.most, max(requests, 2 * len(self.at)))
+        longer = self.rows if rows <= self.rows else min(self.context, max(rows, 2 * self.rows, FIRST_ROWS))
+        wider = (
+            len(self.at) if requests <= len(self.at) else min(self.most, max(requests, 2 * len(self.at), FIRST_SLOTS))
+        )
         exact = min(self.context, -(-rows // 64) * 64)
         for slots, length in ((wider, longer), (requests, longer), (requests, exact)):
             if self.memory is None or self.bytes_for(slots, length) <= self.memory:
