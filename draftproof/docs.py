@@ -105,9 +105,9 @@ and draft tokens are K for each draft. **For trees neither is true**: draft toke
 verified, several of them share a position, and only one path is accepted. There accepted / draft tokens says how many
 nodes pay, `draftproof:tree_nodes` how large drafts are, and a position is a depth.
 
-A measured budget may also choose plain decoding, or shorter drafts: `draftproof:plain_steps_total /
-draftproof:spec_decode_steps_total` is the share of steps without a draft, which the mean acceptance length leaves out.
-Tokens a step over all of them:
+A chain is shorter than K where the answer would end inside it. A measured budget may also choose shorter drafts, or
+plain decoding: `draftproof:plain_steps_total / draftproof:spec_decode_steps_total` is the share of steps without a
+draft, which the mean acceptance length leaves out. Tokens a step over all of them:
 
 ```
 1 + rate(vllm:spec_decode_num_accepted_tokens_total[5m]) / rate(draftproof:spec_decode_steps_total[5m])

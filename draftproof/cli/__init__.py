@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from draftproof.cli import choose, configs, doctor, generate, launch, profile, training  # noqa: F401  (they register their commands)
+from draftproof.cli import choose, configs, doctor, generate, launch, profile, serve, training  # noqa: F401  (they register their commands)
 from draftproof.cli.app import app
 from draftproof.errors import UserError
 

@@ -78,10 +78,10 @@ def _own_asked(facts: Facts) -> Spec | None:
     wanted, server = own.asked_of(facts), own.told(facts.server_info)
     if wanted is None:
         return None
-    method, budget, drafter = wanted
+    drafter = wanted.drafter
     if drafter and server and server.drafter and drafter.startswith("/") != server.drafter.startswith("/"):
         drafter = None
-    return Spec("process: arguments", method, None, drafter, None, budget)
+    return Spec("process: arguments", wanted.method, wanted.drafts, drafter, None, wanted.budget)
 
 
 def options(facts: Facts) -> Options | None:
@@ -117,8 +117,7 @@ def _resolved(facts: Facts) -> Iterator[Spec]:
         count = told.get("num_speculative_tokens")
         yield _spec("log: speculative config", name, count, told.get("model"), facts.log.runner)
     if (server := own.told(facts.server_info)) is not None:
-        drafts = server.block_size - 1 if server.block_size else None
-        yield Spec("server_info", server.method, drafts, server.drafter, None, server.budget)
+        yield Spec("server_info", server.method, server.drafts, server.drafter, None, server.budget)
     elif facts.server_info is not None:
         yield _server_info(facts.server_info)
 

@@ -16,7 +16,8 @@ from draftproof.doctor.facts import Facts
 from draftproof.errors import UserError
 
 NAME: Final = "draftproof"
-METHOD, BUDGET = "ddtree", "auto"  # what `draftproof serve` does where nothing is said
+METHOD: Final = "ddtree"  # what `draftproof serve` does where nothing is said
+BUDGETS: Final = {"ddtree": "auto", "dflash": "chain"}
 BY_DRAFTER: Final = ("dflash", "ddtree")
 SAME_CODE: Final = (
     "draftproof's own engine builds this from the same reading of the config as the doctor: a comparison would prove "
@@ -27,13 +28,13 @@ JUDGED: Final = "acceptance is judged below; `make test-real` compares the engin
 
 @dataclass(frozen=True)
 class Own:
-    """Of /server_info; None where it does not say. `budget` as on the command line."""
+    """Of /server_info; None where it does not say. `budget` as on the command line, `drafts` those of a pass."""
 
     method: str | None = None
     budget: str | None = None
     target: str | None = None
     drafter: str | None = None
-    block_size: int | None = None
+    drafts: int | None = None
     taps: tuple[int, ...] | None = None
     mask_token_id: int | None = None
 
@@ -52,22 +53,27 @@ def told(info: Mapping[str, Any] | None) -> Own | None:
         budget=None if budget is None else str(budget),
         target=_text(info.get("target")),
         drafter=_text(info.get("drafter")),
-        block_size=_whole(info.get("block_size")),
+        drafts=_whole(info.get("num_speculative_tokens")),
         taps=tuple(taps) if isinstance(taps, list) and all(isinstance(tap, int) for tap in taps) else None,
         mask_token_id=_whole(info.get("mask_token_id")),
     )
 
 
-def asked_of(facts: Facts) -> tuple[str, str | None, str | None] | None:
-    """(method, budget, drafter) by the process's arguments; a drafter that is not named is None. None without them."""
+def asked_of(facts: Facts) -> Own | None:
+    """By the process's arguments and what stands for those that are not there; None without them."""
     if facts.process is None:
         return None
     try:
-        flags = {field: str(value) for field, (_, value) in read_flags(FLAGS[NAME], facts.process.argv).items()}
+        flags = {field: value for field, (_, value) in read_flags(FLAGS[NAME], facts.process.argv).items()}
     except UserError:
         return None
     method = flags.get("spec_method", METHOD)
-    return method, flags.get("budget", BUDGET if method == "ddtree" else None), flags.get("spec_model")
+    return Own(
+        method,
+        budget=flags.get("budget", BUDGETS.get(method)),
+        drafter=flags.get("spec_model"),
+        drafts=flags.get("drafts"),
+    )
 
 
 def probe_fields(info: Mapping[str, Any] | None) -> dict[str, Any]:

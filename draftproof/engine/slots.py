@@ -74,6 +74,8 @@ class SlotTable:
 
     def leave(self, leaving: Sequence[InFlight]) -> None:
         for one in leaving:
+            if self.proposer:
+                self.proposer.backlog.drop(one.slot)
             self.at[one.slot], one.slot = None, -1
         self.order()
 

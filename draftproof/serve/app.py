@@ -57,7 +57,10 @@ def lifespan_of(served: Served) -> Callable[[FastAPI], Any]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         served.worker.start()
+        tasks = [asyncio.create_task(work()) for work in served.tasks]
         yield
+        for task in tasks:
+            task.cancel()
         if not served.worker.draining:
             await served.worker.drain(served.limits.drain)
 

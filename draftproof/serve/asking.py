@@ -50,7 +50,8 @@ async def ask(served: Served, sent: Sampled, prompts: Sequence[Prompt], manner: 
     sampling = sampling_of(served, sent)
     stop_ids = tuple(sorted({*(() if sent.ignore_eos else served.stop_ids), *sent.stop_token_ids}))
     require_sense(served, sent, manner)
-    requests, choices = [], []
+    requests: list[Request] = []
+    choices: list[Choice] = []
     for prompt in prompts:
         most = tokens_for(served, manner.most_tokens, len(prompt.ids))
         if sent.min_tokens > most:
@@ -87,7 +88,7 @@ def biases(served: Served, sent: dict[str, float]) -> dict[int, float]:
     made = {}
     for name, bias in sent.items():
         token = int(name) if name.isascii() and name.isdigit() and len(name) < 12 else -1
-        if not 0 <= token < served.vocab:
+        if token < 0 or str(token) != name or token >= served.vocab:
             raise bad(f"logit_bias: {name[:40]!r} is no token id below {served.vocab}", "logit_bias")
         made[token] = bias
     return made

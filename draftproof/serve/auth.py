@@ -16,7 +16,7 @@ def authorised(keys: Sequence[str]) -> Callable[[Request], None]:
 
     def check(request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        known = [hmac.compare_digest(given.strip().encode(), key) for key in wanted]  # all of them, always
+        known = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in wanted]  # all of them, always
         if wanted and not (scheme.lower() == "bearer" and any(known)):
             message = "this server wants an API key: Authorization: Bearer KEY" if not given else "the API key is wrong"
             raise ApiError(401, message, code="invalid_api_key")

@@ -1,7 +1,7 @@
 """The body of a request: read within a limit, parsed as strict JSON, checked against its model.
 
-Everything a client can get wrong here is a 4xx that says what: size, content type, encoding, JSON (duplicate names, NaN,
-nesting, half surrogates), unknown and mistyped fields.
+Everything a client can get wrong here is a 4xx that says what: size, content type, encoding, JSON (names given
+twice, NaN, nesting, half surrogates), unknown and mistyped fields.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ def _finite(text: str) -> float:
 
 
 def _require_shallow(value: Any) -> None:
-    level = _containers([value])
-    for _ in range(DEEPEST):
-        if not level:
-            return
+    level, depth = _containers([value]), 0
+    while level:
+        depth += 1
+        if depth > DEEPEST:
+            raise bad(f"the JSON is nested deeper than {DEEPEST}")
         level = _containers(inner for outer in level for inner in (outer.values() if type(outer) is dict else outer))
-    raise bad(f"the JSON is nested deeper than {DEEPEST}")
 
 
 def _containers(values: Iterable[Any]) -> list[Any]:
@@ -127,11 +127,11 @@ def _told(error: ValidationError, sent: dict[str, Any]) -> ApiError:
 def _path(error: Any, sent: dict[str, Any]) -> str:
     """Where in the body: pydantic's own path names types of unions too."""
     path, at = "", sent
-    for step in error["loc"]:
+    for number, step in enumerate(error["loc"], 1):
         here = isinstance(at, list) and isinstance(step, int) and step < len(at)
         if here or (isinstance(at, dict) and step in at):
             path, at = _joined(path, step), at[step]
-        elif error["type"] == "missing" and step == error["loc"][-1]:
+        elif error["type"] == "missing" and number == len(error["loc"]):
             path = _joined(path, step)
     return path
 

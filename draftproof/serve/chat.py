@@ -42,10 +42,8 @@ def template_kwargs(served: Served, sent: ChatRequest) -> dict[str, Any]:
     if sent.reasoning_effort is None:
         return sent.chat_template_kwargs
     if not reads(template_of(served.tokenizer), "reasoning_effort"):
-        fix = "its template reads no such thing; see chat_template_kwargs"
-        raise bad(
-            f"reasoning_effort is not supported by this model: {fix}", "reasoning_effort", "unsupported_parameter"
-        )
+        message = "the model's chat template reads no reasoning_effort; see chat_template_kwargs"
+        raise bad(message, "reasoning_effort", "unsupported_parameter")
     return {**sent.chat_template_kwargs, "reasoning_effort": sent.reasoning_effort}
 
 
@@ -60,9 +58,7 @@ def offered(served: Served, sent: ChatRequest) -> list[dict[str, Any]]:
         message = '"auto" tool choice needs a server started with --enable-auto-tool-choice and --tool-call-parser'
         raise bad(message, "tool_choice")
     if choice == "auto" and any(tool.function.strict_ for tool in sent.tools):
-        message = (
-            'strict tools need tool_choice "required" or a named function: a free choice cannot be held to a schema'
-        )
+        message = 'strict tools need tool_choice "required" or a named one: a free choice is not held to a schema'
         raise bad(message, "tools")
     return [plain(tool) for tool in sent.tools]
 
@@ -99,8 +95,11 @@ def grammar_of(
     if wanted:
         return partial(grammars.json_object, after=after), "response_format"
     name = sent.tool_choice.function.name if isinstance(sent.tool_choice, NamedTool) else None
-    parallel = sent.parallel_tool_calls
-    return partial(grammars.tool_call, tools, served.parsers.tools, name, parallel=parallel, after=after), "tools"
+    assert served.parsers.tools  # `offered` made sure
+    make = partial(
+        grammars.tool_call, tools, served.parsers.tools, name, parallel=sent.parallel_tool_calls, after=after
+    )
+    return make, "tools"
 
 
 def parser_of(served: Served, sent: ChatRequest, tools: list[dict[str, Any]], thinking: bool) -> Callable[[], Parser]:

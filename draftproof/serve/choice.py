@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import NotRequired
+
+from typing_extensions import TypedDict
 
 from draftproof.engine.request import StepResult, StepTree, TokenLogprob
 from draftproof.engine.text import Piece, TextStream
@@ -34,6 +36,20 @@ class DraftDetails(TypedDict):
     nodes: int
     accepted: int
     tree: DraftTree | None
+
+
+class SpeculativeDecoding(TypedDict):
+    """vLLM's names. The last two with `detailed`: accepted and drafted tokens of every step that drafted."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+    per_step_accepted: NotRequired[list[int]]
+    per_step_drafted: NotRequired[list[int]]
 
 
 @dataclass(frozen=True)
@@ -142,11 +158,11 @@ def _joined(one: Delta, two: Delta) -> Delta:
     return Delta(one.reasoning + two.reasoning, one.content + two.content, tuple(calls.values()))
 
 
-def spec_metrics(spec: SpecCount, depth: int, *, detailed: bool) -> dict[str, Any]:
+def spec_metrics(spec: SpecCount, depth: int, *, detailed: bool) -> SpeculativeDecoding:
     """vLLM's numbers of one request. depth: drafts in a row at most. In a tree the drafted tokens are its nodes, so
     the acceptance rate is of nodes."""
     steps, accepted, drafted = len(spec.accepted), sum(spec.accepted), sum(spec.drafted)
-    told: dict[str, Any] = {
+    told: SpeculativeDecoding = {
         "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
         "acceptance_histogram": [spec.accepted.count(n) for n in range(depth + 1)],
@@ -156,5 +172,5 @@ def spec_metrics(spec: SpecCount, depth: int, *, detailed: bool) -> dict[str, An
         "num_spec_tokens": depth,
     }
     if detailed:
-        told |= {"per_step_accepted": spec.accepted, "per_step_drafted": spec.drafted}
+        told["per_step_accepted"], told["per_step_drafted"] = spec.accepted, spec.drafted
     return told

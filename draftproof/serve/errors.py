@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any
 
 from starlette.responses import JSONResponse
+from typing_extensions import TypedDict
 
 from draftproof.errors import DraftproofError, UserError
 

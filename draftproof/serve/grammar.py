@@ -24,7 +24,7 @@ from draftproof.serve.schemas import Rules, Writer
 
 CACHED = 64  # compiled grammars
 MOST_RULES = 1_000_000  # characters of a grammar: what compiles within seconds
-BYTES = frozenset({9, 10, *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF5)})  # of any text in UTF-8
+BYTES = frozenset(range(0x20, 0x7F))  # what JSON is written in; characters that a tokenizer lacks are not begun
 MARGIN = 512  # texts of one request differ in their last tokens only: no draft tree is deeper
 
 
@@ -190,7 +190,7 @@ def vocabulary(tokenizer: Any, size: int, stop_ids: Sequence[int]) -> xgrammar.T
             words[token] = b""
     missing = BYTES - {word[0] for word in words if len(word) == 1}
     if missing:
-        raise refuse(f"this model's tokenizer has no token for {len(missing)} bytes, so not every text can be written")
+        raise refuse(f"this model's tokenizer has no token for {len(missing)} of the characters of JSON", "use another model")
     return xgrammar.TokenizerInfo(
         words, vocab_size=size, stop_token_ids=list(stop_ids), add_prefix_space=told.add_prefix_space
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, TypedDict
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from draftproof.engine.request import TokenLogprob
 from draftproof.engine.text import BROKEN

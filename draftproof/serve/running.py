@@ -1,4 +1,4 @@
-"""A request on its way: submitted to the worker, its choices followed side by side, and broken off when nobody waits."""
+"""A request on its way: submitted to the worker, its choices followed side by side, broken off when nobody waits."""
 
 from __future__ import annotations
 

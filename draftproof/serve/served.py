@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +25,8 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 @dataclass(frozen=True)
 class Limits:
     """context: tokens of prompt and answer; answer: tokens when a request names no number (None: the rest of the
-    context); seconds: for a request, None: no limit; body: bytes; drain: seconds for what runs when the server stops."""
+    context); seconds: for a request, None: no limit; body: bytes; drain: seconds for what runs when the server
+    stops."""
 
     context: int
     answer: int | None = None
@@ -46,7 +47,8 @@ class Parsers:
 @dataclass(frozen=True)
 class Served:
     """names: the first is the model's id, the others answer too. vocab: rows of the logits. depth: drafts in a row at
-    most, 0 without a drafter. defaults: sampling of the model's generation_config.json. about: what /server_info tells of the pair.
+    most, 0 without a drafter. defaults: sampling of the model's generation_config.json. about: what /server_info
+    tells of the pair.
     """
 
     tokenizer: Any
@@ -64,6 +66,7 @@ class Served:
     spec_metrics: Literal["summary", "detailed"] | None = None  # in every answer
     api_keys: Sequence[str] = ()
     origins: Sequence[str] = ()
+    tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()  # run while the app runs
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
@@ -94,9 +97,7 @@ class Served:
             raise self.too_long(f"{prompt} tokens")
 
     def too_long(self, prompt: str) -> ApiError:
-        message = (
-            f"this model's context holds {self.limits.context} tokens of prompt and answer; the prompt has {prompt}"
-        )
+        message = f"the context holds {self.limits.context} tokens of prompt and answer; the prompt has {prompt}"
         return bad(message, "prompt", "context_length_exceeded")
 
     def check(self) -> None:

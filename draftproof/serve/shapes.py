@@ -3,9 +3,11 @@ them."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired
 
-from draftproof.serve.choice import DraftDetails
+from typing_extensions import TypedDict
+
+from draftproof.serve.choice import DraftDetails, SpeculativeDecoding
 from draftproof.serve.logprobs import ChatLogprobs, CompletionLogprobs
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -20,20 +22,6 @@ class Usage(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-
-
-class SpeculativeDecoding(TypedDict):
-    """vLLM's names. The last two with `detailed`: accepted and drafted tokens of every step that drafted."""
-
-    mean_acceptance_length: float
-    draft_acceptance_rate: float
-    acceptance_histogram: list[int]
-    num_spec_steps: int
-    num_accepted_draft_tokens: int
-    num_draft_tokens: int
-    num_spec_tokens: int
-    per_step_accepted: NotRequired[list[int]]
-    per_step_drafted: NotRequired[list[int]]
 
 
 class RequestMetrics(TypedDict):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Reply(NamedTuple):
@@ -17,8 +18,8 @@ class Reply(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(replies: Mapping[str, Reply]) -> Iterator[str]:
-    """The URL of a server that answers these paths, and 404 to all others."""
+def serving(replies: Mapping[str, Reply], posted: list[tuple[str, Any]] | None = None) -> Iterator[str]:
+    """The URL of a server that answers these paths, and 404 to all others. `posted` takes (path, JSON body)."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -31,7 +32,11 @@ def serving(replies: Mapping[str, Reply]) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        do_POST = do_GET  # noqa: N815
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if posted is not None:
+                posted.append((self.path, body))
+            self.do_GET()
 
         def log_message(self, *args: object) -> None:
             pass

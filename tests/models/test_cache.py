@@ -133,8 +133,8 @@ def test_long_runs_wrap_every_ring() -> None:
 
 
 class ShortRing(Cache):
-    def _rows(self, shape: LayerShape) -> int:
-        return super()._rows(shape) - (shape.window is not None)
+    def _rows(self, shape: LayerShape, capacity: int) -> int:
+        return super()._rows(shape, capacity) - (shape.window is not None)
 
 
 class NoCompaction(Cache):

@@ -5,6 +5,7 @@ DRAFTPROOF_SHOTS names a folder for the screenshots, to be looked at by a person
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -44,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port, log = free_port(), tmp_path_factory.mktemp("server") / "log"
     argv = [sys.executable, "-m", "draftproof.cli", "serve", *SERVE, "--port", str(port), "--api-key", API_KEY]
     with log.open("w") as out, subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT) as process:
-        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 90
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 180
         while not _healthy(url):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.2)
@@ -155,9 +156,8 @@ def test_streams_colours_and_true_numbers(visit: Any, shot: Any, server: str) ->
     assert number(page, "tokens") == told["usage"]["completion_tokens"]
     assert number(page, "drafted nodes") == metrics["num_draft_tokens"]
     assert number(page, "acceptance length") == pytest.approx(metrics["mean_acceptance_length"], abs=0.006)
-    assert (
-        number(page, "steps") == page.locator(".strip button").count() == metrics["num_spec_steps"] + 1
-    )  # the prompt's
+    assert number(page, "steps") == page.locator(".strip button").count()
+    assert page.locator(".strip button:not([title*='no draft'])").count() == metrics["num_spec_steps"]
     assert number(page, "first token, s") > 0
 
 
@@ -226,10 +226,8 @@ def test_reload_keeps_the_chat_and_sends_nothing(visit: Any) -> None:
     before = page.locator("#log").inner_text()
     page.reload()
     expect(page.locator("article")).to_have_count(2)
-    assert (
-        page.locator("#log").inner_text() == before
-        and page.locator("#settings [name=max_tokens]").input_value() == "12"
-    )
+    assert page.locator("#log").inner_text() == before
+    assert page.locator("#settings [name=max_tokens]").input_value() == "12"
     page.locator(".strip button").nth(1).click()
     expect(page.locator(".node.taken, .node").first).to_be_visible()
 
@@ -265,8 +263,13 @@ def test_html_stays_text(visit: Any) -> None:
     page.route("**/chat/completions", forced)
     ask(page, html, max_tokens=60)
     until_done(page)
-    assert page.locator(".text").inner_text() == f'"{html}"' and page.locator(".ask").inner_text() == html
-    assert page.locator("main img, main script").count() == 0 and page.title() == "draftproof"
+    for _ in range(2):
+        assert page.locator(".text").inner_text() == f'"{html}"' and page.locator(".ask").inner_text() == html
+        assert page.locator("main img, main script").count() == 0 and page.title() == "draftproof"
+        chat = page.evaluate("JSON.parse(sessionStorage.getItem('draftproof.chat.1'))")
+        chat["turns"][0]["answer"]["content"] = [[f'"{html}"', True, 0]]  # as one piece of text, which no tokenizer has
+        page.add_init_script(f"sessionStorage.setItem('draftproof.chat.1', {json.dumps(json.dumps(chat))})")
+        page.reload()
 
 
 def test_bytes_may_be_cut_anywhere(visit: Any) -> None:

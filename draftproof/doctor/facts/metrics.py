@@ -58,6 +58,7 @@ OFF = {
     "vllm": "started with --disable-log-stats",
     "sglang": "start it with --enable-metrics",
     "llama.cpp": "start it with --metrics",
+    "draftproof": "started with --disable-log-stats",
 }
 
 

@@ -11,7 +11,7 @@ const [log, words, settings, dialog] = ["log", "words", "settings", "ask-key"].m
 
 let chat = { turns: [], settings: {}, colours: true }; // a turn: {ask, answer}
 let view = null; // of the last turn
-let running = null; // AbortController of the answer that is coming
+let running = null; // AbortController of the coming answer
 
 function send(event) {
   event.preventDefault();
@@ -35,7 +35,7 @@ function valid() {
   return settings.reportValidity();
 }
 
-const stop = () => running?.abort();
+const stop = (why = "stopped") => running?.abort(why);
 
 async function answer() {
   const [turn, own] = [chat.turns.at(-1), new AbortController()];
@@ -50,7 +50,7 @@ async function answer() {
       seen.update();
     }
   } catch (error) {
-    turn.answer.state = own.signal.aborted ? "stopped" : "failed";
+    turn.answer.state = own.signal.reason ?? "failed";
     turn.answer.note = error.message;
     if (error.status === 401) askKey(error.message);
   }
@@ -137,7 +137,7 @@ function newChat() {
   words.focus();
 }
 
-/** Trees are the most of a chat: where it is too large, the oldest are left out. */
+/** Trees are the most of a chat: where it is too large, the oldest go. */
 function save() {
   try {
     sessionStorage.setItem(CHAT, JSON.stringify(chat));
@@ -146,7 +146,7 @@ function save() {
     const large = chat.turns.flatMap((turn) => turn.answer.steps).filter((step) => step.tree);
     for (const step of large.slice(0, 100)) step.tree = null;
     if (large.length) save();
-    else $("status").textContent = "This chat is too large to be kept over a reload.";
+    else $("status").textContent = "This chat is too large to survive a reload.";
   }
 }
 
@@ -176,9 +176,9 @@ async function connect() {
   const key = sessionStorage.getItem(KEY);
   try {
     const models = await (await call("v1/models", key)).json();
-    const { drafter, method, budget } = await (await call("server_info", key)).json();
-    const drafts = drafter ? `drafter ${drafter}, ${method}, budget ${budget}` : `method ${method}`;
-    $("model").textContent = `${models.data[0].id} · ${drafts}`;
+    const info = await (await call("server_info", key)).json();
+    const told = ["drafter", "method", "budget"].filter((name) => info[name] != null);
+    $("model").textContent = [models.data[0].id, ...told.map((name) => `${name}\xa0${info[name]}`)].join(" · ");
   } catch (error) {
     $("model").textContent = error.message;
     if (error.status === 401) askKey(error.message);
@@ -203,10 +203,13 @@ addEventListener("keydown", (event) => {
 });
 settings.onsubmit = (event) => event.preventDefault();
 settings.oninput = $("colours").onchange = changed;
-$("stop").onclick = stop;
+$("stop").onclick = () => stop();
 $("again").onclick = again;
 $("new").onclick = newChat;
-addEventListener("pagehide", save);
+addEventListener("pagehide", () => {
+  stop("left");
+  save();
+});
 restore();
 connect();
 words.focus();

@@ -2,7 +2,7 @@
 
 import { numbers } from "./answer.js";
 
-const FULL = 8; // tokens of a step that fill the strip; a longer step lowers every bar
+const FULL = 8; // tokens that fill the strip; a longer step lowers every bar
 
 /** An element. A string becomes a text node: nothing a model says is ever read as HTML. */
 export function el(tag, props = {}, ...children) {

@@ -24,7 +24,7 @@ export async function call(path, key, options = {}) {
   throw new Trouble(words + (wait ? ` (try again in ${wait} s)` : ""), answer.status);
 }
 
-/** The data of each event of a stream of bytes, which may be cut inside an event or a character. */
+/** The data of each event of a stream, whose chunks may be cut inside an event or a character. */
 export async function* events(body) {
   const reader = body.getReader();
   const decoder = new TextDecoder();
@@ -56,5 +56,5 @@ export async function* chunks(request, key, signal) {
   } catch (error) {
     if (!(error instanceof TypeError)) throw error; // browsers raise it for a lost connection
   }
-  throw new Trouble("The connection broke off before the answer was complete.");
+  throw new Trouble("The connection broke off before the answer ended.");
 }
