@@ -55,7 +55,9 @@ def serve(
     prefix_cache: Annotated[
         float | None, typer.Option(min=0.0, help="GiB for beginnings of texts; 0: off (default: by size)")
     ] = None,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="prompt tokens run between two steps")] = 2048,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="prompt tokens run between two steps (default: 256, on a GPU 2048)")
+    ] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(envvar="DRAFTPROOF_API_KEY", help="wanted from clients; may be repeated")
     ] = None,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from draftproof.engine.calibrate import auto_for
-from draftproof.engine.engine import Engine
+from draftproof.engine.calibrate import autos_for
+from draftproof.engine.engine import PREFILL_CHUNK, Engine
 from draftproof.engine.pair import Pair, load_pair
 from draftproof.engine.propose import Drafting, Speculation
 from draftproof.errors import UserError
@@ -20,12 +20,12 @@ from draftproof.serve.memory import GIB, cache_memory
 from draftproof.serve.metrics import Metrics
 from draftproof.serve.served import Limits, Parsers, Served, generation_defaults
 from draftproof.serve.worker import Report, Worker
-from draftproof.spec.budget import Autos
 
 if TYPE_CHECKING:
     from draftproof.models.dflash import DFlashDrafter
 
 log = logging.getLogger("draftproof")
+BATCHED = {"cpu": 256, "cuda": 2048}  # prompt tokens between two steps: a fraction of a second
 UNKNOWN_CONTEXT = 8192  # of a model that names no length
 
 
@@ -44,7 +44,7 @@ class Options:
     queue: int = 128
     kv_memory: float | None = None
     prefix_cache: float | None = None
-    batched_tokens: int = 2048
+    batched_tokens: int | None = None
     api_keys: Sequence[str] = ()
     origins: Sequence[str] = ()
     parsers: Parsers = field(default_factory=Parsers)
@@ -84,13 +84,11 @@ def make_engine(pair: Pair, options: Options) -> Engine:
     context = options.context or pair.target.spec.max_positions or UNKNOWN_CONTEXT
     memory, prefix, reason = cache_memory(pair.device.value, options.kv_memory, options.prefix_cache)
     log.info("caches: %.2f GiB for requests, %.2f GiB for prefixes (%s)", memory / GIB, prefix / GIB, reason)
+    batched = options.batched_tokens or BATCHED["cpu" if pair.device.value == "cpu" else "cuda"]
     auto = None
     if pair.drafter and how.budget == "auto":
         measured = min(context, 4096)  # longer contexts take the numbers of this one
-        auto = Autos({
-            slots: auto_for(pair.target, pair.drafter, how, context=measured, sampled=True, slots=slots)
-            for slots in sorted({1, options.slots})
-        })  # fmt: skip
+        auto = autos_for(pair.target, pair.drafter, how, context=measured, sampled=True, slots=options.slots)
     return Engine(
         pair.target,
         pair.drafter,
@@ -98,8 +96,8 @@ def make_engine(pair: Pair, options: Options) -> Engine:
         context=context,
         how=how,
         auto=auto,
-        chunk=min(512, options.batched_tokens),
-        prefill_rows=options.batched_tokens,
+        chunk=min(PREFILL_CHUNK, batched),
+        prefill_rows=batched,
         memory=memory,
         prefix=prefix,
         isolate=True,
