@@ -35,7 +35,7 @@ GRID = (256, 1024, 4096, 16384, 65536, 262144)  # contexts that are measured
 TREES = (15, 23, 31, 47, 63, 95, 127, 191, 255)  # nodes behind the root, which fill buckets
 CPU_MOST = 63
 REPEATS = 7
-SEVERAL = 1024  # longest context that is measured with several requests at once
+SEVERAL = 256  # longest context that is measured with several requests at once
 DEAR = 5.0  # with several requests at once: rounds that cost so many plain ones are not measured
 
 
@@ -49,12 +49,18 @@ def auto_for(
     return auto
 
 
-def autos_for(target: Target, drafter: Drafter, how: Speculation, *, context: int, sampled: bool, slots: int) -> Autos:
-    """The same for a server: a choice for 1, 2, 4, ... requests at once, up to `slots`. With several at once only
-    contexts up to SEVERAL are measured: there the number of rows decides, not what they attend to."""
+def autos_for(target: Target, drafter: Drafter, how: Speculation, *, context: int, slots: int) -> Autos:
+    """The same for a server: choices for 1, 2, 4, ... requests at once up to `slots`, greedy and sampled. With several
+    at once only contexts up to SEVERAL are measured: there the number of rows decides, not what they attend to."""
     sizes = sorted({min(2**i, slots) for i in range(slots.bit_length() + 1)})
     rooms = {n: context if n == 1 else min(context, SEVERAL) for n in sizes}
-    return Autos({n: auto_for(target, drafter, how, context=rooms[n], sampled=sampled, slots=n) for n in sizes})
+    return Autos(
+        {
+            (n, sampled): auto_for(target, drafter, how, context=rooms[n], sampled=sampled, slots=n)
+            for n in sizes
+            for sampled in (False, True)
+        }
+    )
 
 
 def costs_for(
@@ -105,7 +111,7 @@ def contexts_for(context: int, limit: int | None) -> list[int]:
 def budgets(depth: int, most: int) -> list[int]:
     """Chains of growing width, then trees."""
     chains = {1, 2, 3, 4, 6, 8, 11, depth}
-    return sorted({n for n in chains if n <= depth} | {n for n in TREES if depth < n <= most})
+    return sorted({n for n in chains if n <= min(depth, most)} | {n for n in TREES if depth < n <= most})
 
 
 # --- measuring ------------------------------------------------------------------------------------------
@@ -115,8 +121,9 @@ def measure(
     target: Target, drafter: Drafter, how: Speculation, *, context: int, sampled: bool, slots: int
 ) -> dict[str, Any]:
     """Least seconds of a round by nodes (what others do on the machine only adds), repeats interleaved."""
-    most = CPU_MOST if target.device.type == "cpu" else TREES[-1]
+    most = max(1, (CPU_MOST if target.device.type == "cpu" else TREES[-1]) // slots)
     options = budgets(drafter.depth, most)
+    most = options[-1]
     engine, batch = _engine(target, drafter, how, context, sampled, slots, most)
     rounds: dict[int, Callable[[], None]] = {0: _round(engine, batch, context, None)}
     for nodes in options:

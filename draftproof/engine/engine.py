@@ -102,19 +102,22 @@ class Engine:
         The text depends on the request and its seed alone: not on the drafter, nor on what shares the batch (up to the
         rounding of kernels that see another batch shape).
         """
-        places = {number: place for place, number in enumerate([self.add(r) for r in requests])}
+        places: dict[int, int] = {}
         try:
+            for place, request in enumerate(requests):
+                places[self.add(request)] = place
             while self.busy:
                 for result in self.step():
                     yield replace(result, index=places[result.index])
         finally:
             self.reset()  # the caller may have stopped early
 
-    def add(self, request: Request) -> int:
-        """Queue a request; its results carry the number that is returned. UserError prompt-too-long, bad-option."""
+    def add(self, request: Request, arrived: float | None = None) -> int:
+        """Queue a request; its results carry the number that is returned. arrived: by time.monotonic(), if before now.
+        UserError prompt-too-long, bad-option."""
         self._require_fit(request)
         self._numbers += 1
-        self.waiting.append(InFlight(self._numbers, request, time.monotonic()))
+        self.waiting.append(InFlight(self._numbers, request, time.monotonic() if arrived is None else arrived))
         return self._numbers
 
     def cancel(self, number: int) -> None:
@@ -158,26 +161,29 @@ class Engine:
         return results + self._prefill()
 
     def _require_fit(self, r: Request) -> None:
-        spec, budget = self.target.spec, self.proposer.how.budget if self.proposer else 0
+        spec = self.target.spec
         if len(r.prompt_ids) + r.max_tokens > self.context:
             raise UserError(
                 "prompt-too-long",
                 f"{len(r.prompt_ids)} prompt tokens and {r.max_tokens} new ones, the context holds {self.context}",
                 "shorten the prompt or lower --max-tokens",
             )
-        limit = spec.max_positions
-        if isinstance(budget, int) and limit is not None and budget > limit - len(r.prompt_ids):
-            raise UserError(
-                "bad-option",
-                f"a budget of {budget} nodes, the model's context has {limit - len(r.prompt_ids)} tokens left "
-                "behind the prompt",
-                "lower --budget, or shorten the prompt",
-            )
         for what, ids in (("the prompt", r.prompt_ids), ("logit_bias", r.sampling.logit_bias)):
             foreign = next((i for i in ids if not 0 <= i < spec.vocab_size), None)
             if foreign is not None:
                 message = f"{what} holds token {foreign}, the vocabulary has {spec.vocab_size}"
                 raise UserError("bad-option", message, f"use token ids below {spec.vocab_size}")
+
+    def _require_room_for_budget(self, requests: Sequence[Request]) -> None:
+        """A number of nodes that no round could ever use was not meant."""
+        budget, limit = self.proposer.how.budget if self.proposer else 0, self.target.spec.max_positions
+        left = min((limit - len(r.prompt_ids) for r in requests), default=0) if limit is not None else None
+        if isinstance(budget, int) and left is not None and budget > left:
+            raise UserError(
+                "bad-option",
+                f"a budget of {budget} nodes, the model's context has {left} tokens left behind the prompt",
+                "lower --budget, or shorten the prompt",
+            )
 
     # ---- coming and going
 
@@ -191,11 +197,12 @@ class Engine:
                 return
             self.waiting.popleft()
             self.table.enter(one)
-            one.rows = one.kept = one.stated = one.turn = 0
+            one.rows = one.kept = one.stated = 0
+            one.turn, one.looked = next(self._turns), False
 
     def _take_up(self, one: InFlight) -> None:
         """Rows that an earlier request left: looked up when its turn comes, for others may have left some meanwhile."""
-        fresh = one.started is None
+        fresh, one.looked = one.started is None, True
         if self.prefix:
             hit = self.prefix.match(one.ids[: one.goal + (one.emitted > 0)])
             stores = self.table.stores
@@ -276,14 +283,16 @@ class Engine:
 
         while (room is None or room > 0) and (rest := [one for one in self.table.taken if one.rows < one.goal]):
             one = min(rest, key=lambda one: (one.turn, one.number))
-            if one.turn == 0:
+            if not one.looked:
                 self._take_up(one)
             begun, one.turn = one.rows, next(self._turns)
-            results += self._guarded(stretch, [one])
+            if begun < one.goal:  # a text that goes on may have been taken up whole
+                results += self._guarded(stretch, [one])
             if room is not None:
                 room -= max(1, one.rows - begun)
         if ready:
             results += self._guarded(lambda _: self._first(ready), [one for one, _ in ready])
+        self.table.order()
         return results
 
     def run_prompt(self, one: InFlight, most: int) -> Tensor | None:
@@ -348,7 +357,6 @@ class Engine:
         results = emit(done, requests, prefill=prefill)
         self._leave([one for one in requests if not one.running])
         if prefill:
-            self.table.order()
             self._batch = None
         if self.prefix:
             for one in requests:

@@ -25,7 +25,8 @@ class InFlight:
     cached: int = 0  # prompt rows that came from the prefix cache, at the first start
     running: bool = True
     alone: bool = False  # something failed while it was in a batch: by itself it shows whose fault that is
-    turn: int = 0  # when a stretch of its prompt was run last
+    turn: int = 0  # when a stretch of its prompt was run last, or when it came into its slot
+    looked: bool = False  # for what earlier requests left, since it is in its slot
 
     def __post_init__(self) -> None:
         self.params, self.ids = self.request.sampling.seeded(), list(self.request.prompt_ids)

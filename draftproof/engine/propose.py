@@ -68,7 +68,7 @@ class Proposer:
                 'the budget "auto" needs its measured choice (`calibrate.auto_for`), and no other does'
             )
         self.drafter, self.how, self.vocab = drafter, how, vocab
-        self.autos = Autos({1: auto}) if isinstance(auto, Auto) else auto
+        self.autos = Autos({(1, False): auto}) if isinstance(auto, Auto) else auto
         self.measured = Measured() if auto else None
         self.backlog = Backlog(drafter)
         self._asked = True  # the drafter, in the round at hand
@@ -89,14 +89,14 @@ class Proposer:
         """positions [R] of the anchors; reach: a bound on committed rows and this round's together."""
         # A deeper node would lie behind the last token; the last token itself may be a draft, as a replay counts it.
         levels = min(self.drafter.depth, max(batch.left))
-        auto = self.autos.of(len(batch.left)) if self.autos else None
+        auto = self.autos.of(len(batch.left), batch.sampling.sampled) if self.autos else None
         self._asked = levels >= 1 and not batch.undrafted and self._drafts(auto)
         if not self._asked:
             return Round(chain(batch.anchors))
         self.backlog.take_in()
         noise = noise_for(batch.sampling, positions, self.drafter.depth, self.vocab)
         rescore = noise_aware(batch.sampling, noise) if self.how.noise_aware else None
-        budget = min(self.most, levels) if self.how.budget == "chain" else self.most
+        budget = min(self.most, levels) if self.how.budget == "chain" else auto.most if auto else self.most
         line = self.how.budget == "chain" or (self.how.builder.spine and budget <= levels)  # one path, no branch
         width = 1 if line and not auto else width_for(budget, self.vocab)
         dist = self.drafter.draft(batch.slots, batch.anchors, reach, width, rescore)

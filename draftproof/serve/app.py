@@ -73,7 +73,7 @@ def generating_routes(served: Served) -> APIRouter:
     @router.post(
         "/v1/chat/completions",
         response_model=ChatCompletion,
-        responses={**ANY_FAILURE, 200: streams("chat.completion.chunk")},
+        responses={**ANY_FAILURE, 200: streams("ChatChunk")},
         openapi_extra=takes(ChatRequest),
     )
     async def chats(request: Request) -> Response:
@@ -83,7 +83,7 @@ def generating_routes(served: Served) -> APIRouter:
     @router.post(
         "/v1/completions",
         response_model=TextCompletion,
-        responses={**ANY_FAILURE, 200: streams("text_completion")},
+        responses={**ANY_FAILURE, 200: streams("TextCompletion")},
         openapi_extra=takes(CompletionRequest),
     )
     async def completion(request: Request) -> Response:

@@ -113,7 +113,7 @@ def _told(error: ValidationError, sent: dict[str, Any]) -> ApiError:
     errors = error.errors(include_url=False, include_input=False)
     raised = errors[0].get("ctx", {}).get("error")
     if isinstance(raised, FieldError):
-        return bad(raised.message, raised.param, raised.code)
+        return bad(raised.message, _joined(_path(errors[0], sent), raised.param), raised.code)
     field = errors[0]["loc"][:1]
     paths = [(_path(e, sent), e) for e in errors if e["loc"][:1] == field]
     path, first = max(paths, key=lambda pair: pair[0].count(".") + pair[0].count("["))

@@ -13,11 +13,12 @@ from typing import Any
 from draftproof.serve.checks import Schema, check, fields, followed, kinds_of, values
 from draftproof.serve.parsers.base import TOOL, TOOL_END
 from draftproof.serve.parsers.qwen3_coder import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END, types_of
-from draftproof.serve.patterns import TAGGED_JSON, TAGGED_TEXT, charset, one_of, quote, refuse, spell, without
+from draftproof.serve.patterns import TAGGED_JSON, TAGGED_TEXT, one_of, quote, refuse
 from draftproof.serve.schemas import Rules, Writer, content_of
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 KEY = re.compile(r"[^<>\s\x00-\x1f\x7f]{1,200}")  # a parameter's name between `<parameter=` and `>`
+FREE_TEXT = f'TagDispatch(loop_after_dispatch=false, excludes=("{PARAMETER_END}", "{PARAMETER}", "{FUNCTION_END}"))'
 NO_PARAMETERS: Schema = {"type": "object", "properties": {}}
 
 
@@ -79,8 +80,7 @@ def _xml(name: str, parameters: Schema, rules: Rules) -> str:
     schema = readable(parameters)
     if extra := set(schema.get("required", [])) - set(schema.get("properties", {})):
         raise refuse(f"{sorted(extra)[0]!r} is required and no declared parameter of {name!r}", "declare it")
-    rules.once("plain", spell(list(TAGGED_TEXT.plain), TAGGED_TEXT) or "")
-    rules.once("text", _free_text(rules))
+    rules.once("text", FREE_TEXT)
     parts, writer = [], Writer(parameters, rules)
     for key, sub in schema.get("properties", {}).items():
         if not KEY.fullmatch(key):
@@ -120,36 +120,3 @@ def _raw(key: str, schema: Any) -> str:
         if not isinstance(value, str) or "<" in value or not all(c in "\t\n" or c >= " " for c in value):
             raise refuse(f"the value {str(value)[:60]!r} of parameter {key!r} cannot stand in a tag", "change it")
     return one_of([quote(value) for value in values(schema)])
-
-
-_TAILS = [tag[1:] for tag in (PARAMETER_END, PARAMETER, FUNCTION_END)]  # what would end a value, behind its `<`
-
-
-def _free_text(rules: Rules) -> str:
-    """Text without a tag that ends a value. A `<` begins a run: beginnings of tags, each ended by the next `<` or by
-    the text, and at last a character that goes on with none."""
-    any_char = without([(0, 8), (11, 0x1F), (0xD800, 0xDFFF)])
-    other = charset([(a, b) for a, b in _minus(any_char, "<")])
-    begun = rules.name(f'"<" {_begun(rules, _TAILS)}')
-    missed = rules.name(f'"<" {_missed(rules, _TAILS, any_char)}')
-    return f"({other} | {begun}* {missed})* {begun}*"
-
-
-def _heads(tails: list[str]) -> list[tuple[str, list[str]]]:
-    """First characters that do not complete a tag, and what may follow each."""
-    return [(h, [t[1:] for t in tails if t[0] == h]) for h in sorted({t[0] for t in tails if len(t) > 1})]
-
-
-def _begun(rules: Rules, tails: list[str]) -> str:
-    return rules.name(" | ".join(['""', *(f"{quote(h)} {_begun(rules, rest)}" for h, rest in _heads(tails))]))
-
-
-def _missed(rules: Rules, tails: list[str], any_char: list[tuple[int, int]]) -> str:
-    other = charset(_minus(any_char, "<" + "".join(t[0] for t in tails)))
-    return rules.name(
-        " | ".join([other, *(f"{quote(h)} {_missed(rules, rest, any_char)}" for h, rest in _heads(tails))])
-    )
-
-
-def _minus(allowed: list[tuple[int, int]], chars: str) -> list[tuple[int, int]]:
-    return without(without(allowed) + [(ord(c), ord(c)) for c in chars])

@@ -87,6 +87,8 @@ def grammar_of(
         return None, ""
     if thinking and served.think_end is None:
         raise bad("the model reasons first, and its tokenizer has no single token that ends it", "response_format")
+    if not served.stop_ids:
+        raise bad("the model has no token that ends an answer, so none can have a form", "response_format")
     after = served.think_end if thinking else None
     grammars = served.grammars
     if isinstance(form, SchemaFormat):

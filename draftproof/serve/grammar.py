@@ -190,7 +190,9 @@ def vocabulary(tokenizer: Any, size: int, stop_ids: Sequence[int]) -> xgrammar.T
             words[token] = b""
     missing = BYTES - {word[0] for word in words if len(word) == 1}
     if missing:
-        raise refuse(f"this model's tokenizer has no token for {len(missing)} of the characters of JSON", "use another model")
+        raise refuse(
+            f"this model's tokenizer has no token for {len(missing)} of the characters of JSON", "use another model"
+        )
     return xgrammar.TokenizerInfo(
         words, vocab_size=size, stop_token_ids=list(stop_ids), add_prefix_space=told.add_prefix_space
     )

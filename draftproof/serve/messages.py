@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from draftproof.serve.fields import Strict
 
 NOT_TEXT = ("image_url", "input_audio", "file", "video_url", "audio_url", "refusal", "image", "video")
 
 
-class _Strict(BaseModel):
-    """Unknown fields are refused; a null is absent, since clients send answers back as they got them."""
+class Said(Strict):
+    """Clients send answers back as they got them, with a null for every field that was empty."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    refused: ClassVar[Mapping[str, str]] = {
+        "audio": "this server reads text",
+        "refusal": "send it as content",
+        "function_call": "send tool_calls",
+        "tool_calls": "only the assistant calls",
+        "tool_call_id": "only a tool's message has one",
+        "reasoning": "only the assistant reasons",
+        "reasoning_content": "only the assistant reasons",
+        "annotations": "only the assistant's messages have some",
+    }
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, sent: Any) -> Any:
-        return {k: v for k, v in sent.items() if v is not None} if isinstance(sent, dict) else sent
 
-
-class Part(_Strict):
+class Part(Strict):
     type: Literal["text"]
     text: str
 
@@ -37,7 +43,7 @@ class Part(_Strict):
 Content = str | list[Part]
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Strict):
     name: str
     arguments: str = ""
 
@@ -53,26 +59,26 @@ class CalledFunction(_Strict):
         return text
 
 
-class ToolCall(_Strict):
+class ToolCall(Strict):
     id: str | None = None
     type: Literal["function"] = "function"
     index: int | None = None  # left over from a stream's deltas
     function: CalledFunction
 
 
-class Instruction(_Strict):
+class Instruction(Said):
     role: Literal["system", "developer"]
     content: Content
     name: str | None = None
 
 
-class User(_Strict):
+class User(Said):
     role: Literal["user"]
     content: Content
     name: str | None = None
 
 
-class Assistant(_Strict):
+class Assistant(Said):
     """`reasoning` and `reasoning_content` are two names for one thing."""
 
     role: Literal["assistant"]
@@ -80,7 +86,7 @@ class Assistant(_Strict):
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[ToolCall] = Field([])
     annotations: list[Any] = Field([], max_length=0)  # OpenAI's own answers hold an empty list
 
     @model_validator(mode="after")
@@ -90,7 +96,7 @@ class Assistant(_Strict):
         return self
 
 
-class ToolResult(_Strict):
+class ToolResult(Said):
     role: Literal["tool"]
     content: Content
     tool_call_id: str | None = None

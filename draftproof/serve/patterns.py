@@ -1,4 +1,4 @@
-"""Pieces of grammars in xgrammar's EBNF: literals, character classes, regular expressions.
+"""Pieces of grammars for xgrammar: EBNF, and regular expressions in its dialect.
 
 A string is written by an `Alphabet`: which characters stand for themselves, which are spelled as an escape. So one
 regular expression serves in a JSON text, where a quote is `\\"`, and between XML-like tags, where it is a quote.
@@ -6,7 +6,7 @@ regular expression serves in a JSON text, where a quote is `\\"`, and between XM
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from draftproof.errors import UserError
@@ -14,7 +14,8 @@ from draftproof.errors import UserError
 Ranges = list[tuple[int, int]]  # code points, both ends included
 
 TOP = 0x10FFFF
-MOST_REPEATS = 10_000  # of an item or a character; what regular expressions repeat, nested, stays below it too
+MOST_REPEATS = 10_000  # of an item of an array, or a character of a string
+MOST_STATES = 512  # characters of a regular expression, its counts written out: each costs a look at the vocabulary
 LONGEST_PATTERN, DEEPEST_GROUP = 1000, 16  # characters; groups in each other
 
 
@@ -24,54 +25,93 @@ def refuse(message: str, fix: str = "leave it out, or say it in the prompt") -> 
 
 @dataclass(frozen=True)
 class Alphabet:
-    """plain: characters that stand for themselves; escapes: code point -> how it is spelled; any: the rule of one
-    character, however it is spelled."""
+    """plain: characters that stand for themselves; escapes: code point -> how it is spelled; any: one character,
+    however it is spelled, as a regular expression. counted: the class of characters of a string with a length, in
+    EBNF: xgrammar counts one class that excludes some of ASCII fast, and nothing else."""
 
     plain: tuple[tuple[int, int], ...]
     escapes: Mapping[int, str]
     any: str
+    counted: str
 
 
-_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x20)}
-_ESCAPES |= {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r", 0x22: '\\"', 0x5C: "\\\\"}
-_REST = ((0x5D, 0xD7FF), (0xE000, TOP))  # surrogates are no characters
-JSON = Alphabet(((0x20, 0x21), (0x23, 0x5B), *_REST), _ESCAPES, "char")
-# Inside tags a `<` could begin the closing one.
-TAGGED_JSON = Alphabet(
-    ((0x20, 0x21), (0x23, 0x3B), (0x3D, 0x5B), *_REST), _ESCAPES | {0x3C: "\\u003c"}, "char"
-)  # fmt: skip
-TAGGED_TEXT = Alphabet(((9, 10), (0x20, 0x3B), (0x3D, 0xD7FF), (0xE000, TOP)), {}, "plain")
+def literal(text: str) -> str:
+    """A regular expression of xgrammar's that only this text matches."""
+    return "".join(c if c.isascii() and c.isalnum() else _code(ord(c)) for c in text)
 
 
 def quote(text: str) -> str:
     """An EBNF literal."""
-    return '"' + "".join(c if c.isascii() and c.isalnum() else _code(ord(c)) for c in text) + '"'
+    return '"' + "".join(c if c.isascii() and c.isalnum() else _ebnf(ord(c)) for c in text) + '"'
+
+
+def regex(expression: str) -> str:
+    """A regular expression of xgrammar's as EBNF. It becomes one automaton, whose masks are made when it is compiled;
+    the same text from rules that call each other costs a look at the whole vocabulary in every step."""
+    return 'Regex("' + expression.replace("\\", "\\\\").replace('"', '\\"') + '")'
 
 
 def _code(code: int) -> str:
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\u{{{code:x}}}"
 
 
 def charset(ranges: Ranges) -> str:
+    """A class of characters in a regular expression. xgrammar takes some bytes for them that are no UTF-8; in the text
+    they are replacement characters."""
     return "[" + "".join(_code(a) if a == b else f"{_code(a)}-{_code(b)}" for a, b in ranges) + "]"
 
 
+def characters(ranges: Sequence[tuple[int, int]]) -> str:
+    """A class of characters in EBNF, where ranges are exact."""
+    return "[" + "".join(f"{_ebnf(a)}-{_ebnf(b)}" for a, b in ranges) + "]"
+
+
+def _ebnf(code: int) -> str:
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
 def spell(ranges: Ranges, alphabet: Alphabet) -> str | None:
-    """One character of `ranges` as it is written; None when there is none."""
+    """One character of `ranges` as it is written, as a regular expression; None when there is none."""
     plain = [(max(a, c), min(b, d)) for a, b in ranges for c, d in alphabet.plain if max(a, c) <= min(b, d)]
     parts = [charset(plain)] if plain else []
-    parts += [quote(e) for code, e in alphabet.escapes.items() if any(a <= code <= b for a, b in ranges)]
-    return one_of(parts) if parts else None
+    parts += [literal(e) for code, e in alphabet.escapes.items() if any(a <= code <= b for a, b in ranges)]
+    return any_of(parts) if parts else None
+
+
+def any_of(parts: list[str]) -> str:
+    """Alternatives in a regular expression."""
+    return parts[0] if len(parts) == 1 else "(" + "|".join(parts) + ")"
 
 
 def one_of(parts: list[str]) -> str:
+    """Alternatives in EBNF."""
     return parts[0] if len(parts) == 1 else "(" + " | ".join(parts) + ")"
 
 
 def repeated(item: str, least: int, most: int | None) -> str:
-    if most == 0:
-        return '""'
-    return f"({item}){{{least},{-1 if most is None else most}}}".replace(",-1}", ",}")
+    """In EBNF, and in a regular expression."""
+    return '""' if most == 0 else f"({item}){{{least},{'' if most is None else most}}}"
+
+
+_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x20)}
+_ESCAPES |= {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r", 0x22: '\\"', 0x5C: "\\\\"}
+_HEX = "[0-9A-Fa-f]"
+_SURROGATES = f"[Dd][89ABab]{_HEX}{_HEX}\\\\u[Dd][C-Fc-f]{_HEX}{_HEX}"
+_UNICODE = f"u([0-9A-CEFa-cef]{_HEX}{_HEX}{_HEX}|[Dd][0-7]{_HEX}{_HEX}|{_SURROGATES})"
+
+
+def _json(plain: tuple[tuple[int, int], ...], escapes: Mapping[int, str], counted: str) -> Alphabet:
+    return Alphabet(plain, escapes, f'({charset(list(plain))}|\\\\(["\\\\/bfnrt]|{_UNICODE}))', counted)
+
+
+_REST = ((0x5D, 0xD7FF), (0xE000, TOP))  # surrogates are no characters
+JSON = _json(((0x20, 0x21), (0x23, 0x5B), *_REST), _ESCAPES, '[^"\\\\\\x00-\\x1f]')
+# Between tags a `<` could begin the closing one.
+TAGGED_JSON = _json(
+    ((0x20, 0x21), (0x23, 0x3B), (0x3D, 0x5B), *_REST), _ESCAPES | {0x3C: "\\u003c"}, '[^<"\\\\\\x00-\\x1f]'
+)
+_TEXT = ((9, 10), (0x20, 0x3B), (0x3D, 0xD7FF), (0xE000, TOP))
+TAGGED_TEXT = Alphabet(_TEXT, {}, charset(list(_TEXT)), "[^<\\x00-\\x08\\x0b-\\x1f]")
 
 
 def without(ranges: Ranges) -> Ranges:
@@ -100,19 +140,20 @@ _CLASSES = {
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 
 
-def pattern(regex: str, alphabet: Alphabet) -> str:
-    """Strings in which a regular expression (ECMA 262) is found; it holds for the whole string where it has anchors.
-    UserError bad-schema for what is no such expression, and for look-around, back references and anchors inside."""
-    return _Regex(regex, alphabet).search()
+def pattern(ecma: str, alphabet: Alphabet) -> str:
+    """Strings in which a regular expression (ECMA 262) is found, as they are written: a regular expression that the
+    whole of them matches. UserError bad-schema for what is no such expression, and for look-around, back references
+    and anchors inside."""
+    return _Regex(ecma, alphabet).search()
 
 
 class _Regex:
-    """Recursive descent; what reads a part gives its EBNF, and how many repetitions it may unroll to."""
+    """Recursive descent; what reads a part gives it in xgrammar's form, and how many characters it unrolls to."""
 
-    def __init__(self, regex: str, alphabet: Alphabet) -> None:
-        self._regex, self._alphabet, self._at, self._depth = regex, alphabet, 0, 0
-        if len(regex) > LONGEST_PATTERN:
-            raise refuse(f"a pattern of {len(regex):,} characters; {LONGEST_PATTERN:,} is the most")
+    def __init__(self, ecma: str, alphabet: Alphabet) -> None:
+        self._regex, self._alphabet, self._at, self._depth = ecma, alphabet, 0, 0
+        if len(ecma) > LONGEST_PATTERN:
+            raise refuse(f"a pattern of {len(ecma):,} characters; {LONGEST_PATTERN:,} is the most")
 
     def search(self) -> str:
         parts = [self._anchored()]
@@ -120,33 +161,34 @@ class _Regex:
             parts.append(self._anchored())
         if self._at < len(self._regex):
             raise self._wrong("an unbalanced )")
-        return one_of(parts)
+        return any_of(parts)
 
     def _anchored(self) -> str:
         other = f"{self._alphabet.any}*"
-        before = "" if self._take("^") else other + " "
+        before = "" if self._take("^") else other
         inner, _ = self._sequence()
-        return before + inner + ("" if self._take("$") else " " + other)
+        return before + inner + ("" if self._take("$") else other)
 
     def _alternatives(self) -> tuple[str, int]:
         parts = [self._sequence()]
         while self._take("|"):
             parts.append(self._sequence())
-        return one_of([inner for inner, _ in parts]), max(times for _, times in parts)
+        return any_of([inner for inner, _ in parts]), max(times for _, times in parts)
 
     def _sequence(self) -> tuple[str, int]:
         items = []
         while self._at < len(self._regex) and self._regex[self._at] not in "|)$":
             items.append(self._item())
-        return " ".join(item for item, _ in items) or '""', sum(times for _, times in items)
+        size = sum(size for _, size in items)
+        if size > MOST_STATES:
+            raise self._wrong(f"more than {MOST_STATES} characters once its counts are written out")
+        return "".join(item for item, _ in items), size
 
     def _item(self) -> tuple[str, int]:
         item, inside = self._atom()
         least, most = self._count()
-        times = inside * max(1, least, most or 0)
-        if times > MOST_REPEATS:
-            raise self._wrong(f"more than {MOST_REPEATS:,} repetitions, nested ones multiplied")
-        return (item, times) if (least, most) == (1, 1) else (repeated(item, least, most), times)
+        counted = item if (least, most) == (1, 1) else "" if most == 0 else repeated(item, least, most)
+        return counted, inside * max(1, least, most or 0)
 
     def _atom(self) -> tuple[str, int]:
         char = self._next()

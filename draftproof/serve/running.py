@@ -46,7 +46,8 @@ class Run:
         except DrainingError:
             raise ApiError(503, "the server is stopping", code="draining") from None
         if metrics:
-            metrics.request(len(tickets))
+            for _ in self.asked.prompts:
+                metrics.request(len(tickets) // len(self.asked.prompts))
         return tickets
 
     async def parts(self) -> AsyncIterator[Part]:

@@ -6,11 +6,13 @@ three of ours: `speculation`, `draft_details`, `spec_decode_metrics`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from draftproof.serve.errors import FieldError
+from draftproof.serve.fields import Strict
 from draftproof.serve.messages import Message
 
 MOST_STOPS, LONGEST_STOP = 16, 16_384  # stop strings of a request, and characters of each
@@ -54,23 +56,6 @@ Strings = Annotated[list[Annotated[str, Field(min_length=1, max_length=LONGEST_S
 Level = Literal["summary", "detailed"]
 
 
-class Strict(BaseModel):
-    """No field by guess: unknown ones are refused, types are not converted, a null of a known field is absent."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, sent: Any) -> Any:
-        if not isinstance(sent, dict):
-            return sent
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        for name in sent.keys() & REFUSED.keys() - known:
-            if sent[name] is not None:
-                raise FieldError(name, f"{name} is not supported: {REFUSED[name]}", "unsupported_parameter")
-        return {k: v for k, v in sent.items() if v is not None or k not in known | REFUSED.keys()}
-
-
 class StreamOptions(Strict):
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -83,8 +68,9 @@ class Speculation(Strict):
 
 
 class Sampled(Strict):
-    """What chats and completions share. Defaults that are None come from the model's generation_config.json."""
+    """What chats and completions share. Sampling that is None is the model's own default."""
 
+    refused: ClassVar[Mapping[str, str]] = REFUSED
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1, le=INT32)
     temperature: float | None = Field(None, ge=0, le=100)
@@ -97,7 +83,7 @@ class Sampled(Strict):
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=MOST_BIASES)
     seed: int | None = Field(None, ge=-INT64 - 1, le=INT64)
     n: int = Field(1, ge=1, le=MOST_CHOICES)
-    stop: Annotated[str, Field(max_length=LONGEST_STOP)] | Strings = []
+    stop: Annotated[str, Field(max_length=LONGEST_STOP)] | Strings = Field([])
     stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32)]] = Field([], max_length=MOST_STOP_IDS)
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, le=INT32)
@@ -109,7 +95,7 @@ class Sampled(Strict):
     draft_details: bool = Field(False, description="with stream: what every step drafted and accepted")
     spec_decode_metrics: Level | None = Field(None, description="acceptance of this request, in `metrics`")
     user: str | None = None
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] = Field({})
     store: Literal[False] = False
     service_tier: Literal["auto", "default"] = "auto"
     safety_identifier: str | None = None
@@ -179,10 +165,10 @@ class ChatRequest(Sampled):
     tools: list[Tool] = Field([], max_length=128)
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field({})
     reasoning_effort: str | None = None
     include_reasoning: bool = True
-    modalities: list[Literal["text"]] = ["text"]
+    modalities: list[Literal["text"]] = Field(["text"])
 
     @model_validator(mode="after")
     def _require_unambiguous(self) -> ChatRequest:
@@ -234,7 +220,7 @@ class TokenizeRequest(Strict):
     tools: list[Tool] = Field([], max_length=128)
     add_generation_prompt: bool = True
     add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field({})
     return_token_strs: bool = False
 
     @model_validator(mode="after")

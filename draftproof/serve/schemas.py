@@ -19,18 +19,33 @@ from typing import Any
 from draftproof.serve import ranges
 from draftproof.serve.checks import Schema, check, fields, kinds_of, resolve, values
 from draftproof.serve.formats import FORMATS
-from draftproof.serve.patterns import JSON, Alphabet, one_of, pattern, quote, refuse, repeated, spell
+from draftproof.serve.patterns import (
+    JSON,
+    Alphabet,
+    characters,
+    charset,
+    literal,
+    one_of,
+    pattern,
+    quote,
+    refuse,
+    regex,
+    repeated,
+    without,
+)
 
-_BASE = """
-ws ::= "" | " " | "\\n" [ \\t]{0,40}
-hex ::= [0-9A-Fa-f]
-unicode ::= [0-9A-CEFa-cef] hex hex hex | [Dd] [0-7] hex hex | [Dd] [89ABab] hex hex "\\\\u" [Dd] [C-Fc-f] hex hex
-char ::= PLAIN | "\\\\" (["\\\\/bfnrt] | "u" unicode)
-string ::= "\\"" char* "\\""
-integer ::= INTEGER
-number ::= NUMBER
+_HEX = "[0-9A-Fa-f]"
+_SURROGATES = f'[Dd] [89ABab] {_HEX} {_HEX} "\\\\u" [Dd] [C-Fc-f] {_HEX} {_HEX}'
+# A string is a rule that ends by itself: so a token may hold a string's end and what follows, and is found fast.
+_BASE = f"""
+ws ::= "" | " " | "\\n" [ \\t]{{0,20}}
+string ::= "\\"" rest
+rest ::= "\\"" | PLAIN rest | "\\\\" escape rest
+escape ::= ["\\\\/bfnrt] | "u" ([0-9A-CEFa-cef] {_HEX} {_HEX} {_HEX} | [Dd] [0-7] {_HEX} {_HEX} | {_SURROGATES})
+integer ::= {ranges.INTEGER}
+number ::= {ranges.NUMBER}
 any ::= object | array | string | number | "true" | "false" | "null"
-object ::= "{" ws (string ":" ws any ("," ws string ":" ws any)* ws)? "}"
+object ::= "{{" ws (string ":" ws any ("," ws string ":" ws any)* ws)? "}}"
 array ::= "[" ws (any ("," ws any)* ws)? "]"
 """
 
@@ -40,11 +55,7 @@ class Rules:
 
     def __init__(self, alphabet: Alphabet = JSON) -> None:
         self.alphabet = alphabet
-        self.plain = spell(list(alphabet.plain), alphabet) or ""
-        base = {"PLAIN": self.plain, "INTEGER": ranges.INTEGER, "NUMBER": ranges.NUMBER}
-        self._text = [_BASE]
-        for name, body in base.items():
-            self._text[0] = self._text[0].replace(f"::= {name}", f"::= {body}")
+        self._text = [_BASE.replace("PLAIN", characters(alphabet.plain))]
         self._names: dict[str, str] = {}  # body -> rule
         self._reserved = 0
 
@@ -165,19 +176,16 @@ class Writer:
         """Keys that are none of `names`: without escapes, so that no key has a second spelling."""
         allowed = self.rules.alphabet.plain
         plain = [n for n in names if all(any(a <= ord(c) <= b for a, b in allowed) for c in n)]
-        return f'"\\"" {self._unlike(plain)} "\\""' if plain else "string"
+        return f'"\\"" {regex(self._unlike(plain))} "\\""' if plain else "string"
 
     def _unlike(self, words: list[str]) -> str:
-        """The rule of texts of plain characters that are none of the words."""
+        """A regular expression for texts of plain characters that are none of the words."""
+        plain = list(self.rules.alphabet.plain)
         heads = sorted({w[0] for w in words if w})
-        parts = ['""'] if "" not in words else []
-        for head in heads:
-            parts.append(f"{quote(head)} {self._unlike([w[1:] for w in words if w[:1] == head])}")
-        codes = [ord(h) for h in heads]
-        gaps = zip([-1, *codes], [*codes, 0x110000], strict=True)
-        other = spell([(a + 1, b - 1) for a, b in gaps if a + 1 < b], Alphabet(self.rules.alphabet.plain, {}, ""))
-        parts.append(f"{other} {self.rules.plain}*")
-        return self.rules.name(" | ".join(parts))
+        other = without(without(plain) + [(ord(h), ord(h)) for h in heads])
+        parts = [f"{charset(other)}{charset(plain)}*"]
+        parts += [literal(head) + self._unlike([w[1:] for w in words if w[:1] == head]) for head in heads]
+        return f"({'|'.join(parts)})" + ("" if "" in words else "?")
 
     def _array(self, schema: Schema) -> str:
         head = schema.get("prefixItems", [])
@@ -202,14 +210,16 @@ class Writer:
 
 
 def content_of(schema: Schema, alphabet: Alphabet) -> str | None:
-    """What stands between a string's quotes; None: anything."""
-    regex = schema.get("pattern") or FORMATS.get(schema.get("format", ""))
-    if regex:
-        return f"({pattern(regex, alphabet)})"
+    """What stands between a string's quotes; None: anything. With a length there are no escapes."""
+    ecma = schema.get("pattern") or FORMATS.get(schema.get("format", ""))
+    if ecma:
+        return regex(pattern(ecma, alphabet))
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if most is not None and least > most:
         raise refuse(f"a text of at least {least} and at most {most} characters", "mend the bounds")
-    return None if not least and most is None else repeated(alphabet.any, least, most)
+    if not least and most is None:
+        return None
+    return repeated(alphabet.counted, least, most)
 
 
 def _integer(schema: Schema) -> str:

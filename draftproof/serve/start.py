@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from draftproof.engine.calibrate import autos_for
+from draftproof.engine.calibrate import autos_for, remember
 from draftproof.engine.engine import PREFILL_CHUNK, Engine
 from draftproof.engine.pair import Pair, load_pair
 from draftproof.engine.propose import Drafting, Speculation
@@ -18,6 +18,7 @@ from draftproof.serve.listen import bind, listen
 from draftproof.serve.log_line import LogLine
 from draftproof.serve.memory import GIB, cache_memory
 from draftproof.serve.metrics import Metrics
+from draftproof.serve.parsers import make
 from draftproof.serve.served import Limits, Parsers, Served, generation_defaults
 from draftproof.serve.worker import Report, Worker
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("draftproof")
 BATCHED = {"cpu": 256, "cuda": 2048}  # prompt tokens between two steps: a fraction of a second
+MEASURED = 1024  # longest context whose rounds are measured at the start; longer ones take its numbers
 UNKNOWN_CONTEXT = 8192  # of a model that names no length
 
 
@@ -62,6 +64,7 @@ class Options:
 
 def serve(options: Options) -> None:
     """UserError before anything is loaded where that can be known."""
+    require_parsers(options.parsers)
     template = read_template(options.chat_template)
     taken = bind(options.host, options.port)
     pair = load_pair(
@@ -69,12 +72,25 @@ def serve(options: Options) -> None:
     )
     if template is not None:
         pair.tokenizer.chat_template = template
-    require_parsers(options.parsers, pair.tokenizer)
+    require_chats(options.parsers, pair.tokenizer)
     engine = make_engine(pair, options)
     served = make_served(pair, engine, options)
     for what, choice in (("device", pair.device), ("dtype", pair.dtype)):
         log.info("%s %s (%s)", what, choice.value, choice.reason)
     listen(create_app(served), served, taken)
+    learned(pair, engine)
+
+
+def learned(pair: Pair, engine: Engine) -> None:
+    """What the budget "auto" learned of acceptance stays for the next start."""
+    if pair.drafter and engine.proposer and engine.proposer.autos:
+        for (_, sampled), auto in engine.proposer.autos.choices.items():
+            remember(auto, pair.drafter, sampled)
+
+
+def place(name: str) -> str:
+    """A folder by its full path, for whoever reads it elsewhere."""
+    return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 
 def make_engine(pair: Pair, options: Options) -> Engine:
@@ -87,8 +103,8 @@ def make_engine(pair: Pair, options: Options) -> Engine:
     batched = options.batched_tokens or BATCHED["cpu" if pair.device.value == "cpu" else "cuda"]
     auto = None
     if pair.drafter and how.budget == "auto":
-        measured = min(context, 4096)  # longer contexts take the numbers of this one
-        auto = autos_for(pair.target, pair.drafter, how, context=measured, sampled=True, slots=options.slots)
+        measured = min(context, MEASURED)
+        auto = autos_for(pair.target, pair.drafter, how, context=measured, slots=options.slots)
     return Engine(
         pair.target,
         pair.drafter,
@@ -120,7 +136,7 @@ def make_served(pair: Pair, engine: Engine, options: Options) -> Served:
         tokenizer=pair.tokenizer,
         worker=Worker(engine, queue=options.queue, report=report),
         names=names,
-        root=pair.name,
+        root=place(pair.name),
         vocab=pair.target.spec.vocab_size,
         stop_ids=pair.stop_ids,
         limits=limits,
@@ -140,7 +156,7 @@ def about(pair: Pair, options: Options) -> dict[str, Any]:
     """The pair and how it drafts, for /server_info. Block size counts the anchor."""
     how = options.drafting.how
     told: dict[str, Any] = {
-        "drafter": options.drafting.drafter,
+        "drafter": place(options.drafting.drafter) if options.drafting.drafter else None,
         "method": options.method,
         "budget": how.budget if pair.drafter else None,
         "builder": how.builder.name if options.method == "ddtree" else None,
@@ -170,16 +186,15 @@ def read_template(path: Path | None) -> str | None:
         raise UserError("not-found", f"--chat-template {path}: {error}", "name a Jinja file in UTF-8") from None
 
 
-def require_parsers(parsers: Parsers, tokenizer: Any) -> None:
+def require_parsers(parsers: Parsers) -> None:
     """Wrong names and missing partners are told at the start, not by the first request."""
-    from draftproof.serve.parsers import make
-
     make(parsers.reasoning, parsers.tools, thinking=False, schemas=None, new_id=str)
     if parsers.auto_tools and not parsers.tools:
-        raise UserError(
-            "bad-option",
-            "--enable-auto-tool-choice alone reads no calls",
-            "add --tool-call-parser qwen3_coder or hermes",
-        )
+        fix = "add --tool-call-parser qwen3_coder or hermes"
+        raise UserError("bad-option", "--enable-auto-tool-choice alone reads no calls", fix)
+
+
+def require_chats(parsers: Parsers, tokenizer: Any) -> None:
     if (parsers.tools or parsers.reasoning) and not tokenizer.chat_template:
-        raise UserError("bad-option", "the model has no chat template, so there are no chats to parse", "leave it out")
+        fix = "leave the parsers out, or add --chat-template"
+        raise UserError("bad-option", "the model has no chat template, so there are no chats to parse", fix)

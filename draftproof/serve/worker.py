@@ -27,7 +27,7 @@ class Engine(Protocol):
 
     slots: int
 
-    def add(self, request: Request) -> int: ...
+    def add(self, request: Request, arrived: float | None = None) -> int: ...
     def cancel(self, index: int) -> None: ...
     def step(self) -> list[StepResult]: ...
     def reset(self) -> None: ...
@@ -193,7 +193,7 @@ class Worker:
         for what, ticket in orders:
             if what == "add":
                 try:
-                    self._tickets[self.engine.add(ticket.request)] = ticket
+                    self._tickets[self.engine.add(ticket.request, ticket.arrived)] = ticket
                 except Exception as error:
                     log.exception("a request was refused by the engine")
                     refused.append((ticket, failure(str(error))))

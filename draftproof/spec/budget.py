@@ -235,24 +235,26 @@ class Auto:
 
 @dataclass(frozen=True)
 class Autos:
-    """A measured choice for every number of requests a round that was measured. What is learned of acceptance they
-    share; what pays they do not."""
+    """A measured choice for every number of requests a round that was measured, for greedy rounds and for those where
+    somebody samples. What is learned of acceptance they share; what pays they do not."""
 
-    sizes: dict[int, Auto]
+    choices: dict[tuple[int, bool], Auto]  # by (requests, sampled)
 
     def __post_init__(self) -> None:
-        shared = next(iter(self.sizes.values())).calibrations
-        for auto in self.sizes.values():
+        shared = next(iter(self.choices.values())).calibrations
+        for auto in self.choices.values():
             auto.calibrations = shared
 
     @property
     def most(self) -> int:
-        return max(auto.most for auto in self.sizes.values())
+        return max(auto.most for auto in self.choices.values())
 
-    def of(self, requests: int) -> Auto:
+    def of(self, requests: int, sampled: bool) -> Auto:
         """The choice that was measured for as many requests, or for the next greater number."""
-        return self.sizes[min((n for n in self.sizes if n >= requests), default=max(self.sizes))]
+        sizes = {size for size, _ in self.choices}
+        size = min((n for n in sizes if n >= requests), default=max(sizes))
+        return self.choices.get((size, sampled)) or self.choices[size, not sampled]
 
     def drafts(self) -> bool:
         """Some number of requests would be drafted for now."""
-        return any(auto.drafts() for auto in self.sizes.values())
+        return any(auto.drafts() for auto in self.choices.values())

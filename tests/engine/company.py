@@ -197,15 +197,15 @@ def pool(number: int) -> Request:
         lambda: Request(words(1, 7), 12),
         lambda: Request(SYSTEM, 14, warm, STOPS[0], logprobs=3),
         lambda: Request([*SYSTEM, *words(2, 5)], 10, replace(hot, repetition_penalty=1.3), STOPS[1]),
-        lambda: Request([*SYSTEM, *words(3, 30)], 16, replace(hot, presence_penalty=1.1, frequency_penalty=-0.6)),
-        lambda: Request(words(4, 61), 13, SamplingParams(logit_bias={9: 2.5, 12: -4.0, 40: 2.0}), logprobs=0),
-        lambda: Request(words(5, 3), 15, replace(hot, min_p=0.05), STOPS[0], processors=[Shy()], logprobs=1),
+        lambda: Request([*SYSTEM, *words(3, 35)], 14, replace(hot, presence_penalty=1.1, frequency_penalty=-0.6)),
+        lambda: Request(words(4, 57), 14, SamplingParams(logit_bias={9: 2.5, 12: -4.0, 40: 2.0}), logprobs=0),
+        lambda: Request(words(5, 3), 13, replace(hot, min_p=0.05), STOPS[0], processors=[Shy()], logprobs=1),
         lambda: Request(words(6, 18), 12, replace(warm, frequency_penalty=0.9), processors=[Counting()]),
         lambda: Request(words(7, 9), 11, replace(hot, top_p=0.8), budget="none"),
         lambda: Request([*SYSTEM, *words(2, 5), 7], 12, budget="chain", logprobs=2),
-        lambda: Request(words(9, 40), 18, replace(hot, choice=1), budget=3),
+        lambda: Request(words(9, 57), 13, replace(hot, choice=1), budget=3),
         lambda: Request([*SYSTEM, *words(3, 12)], 1, hot, logprobs=1),
-        lambda: Request(words(11, 70), 24, replace(hot, repetition_penalty=0.8), keep_trees=True),
+        lambda: Request(words(11, 70), 13, replace(hot, repetition_penalty=0.8), keep_trees=True),
     ][number]()
 
 
@@ -245,7 +245,24 @@ def truth(kind: str) -> list[list[int]]:
 @cache
 def alone(kind: str, how: str, number: int) -> Outcome:
     """how: plain, dflash (a random drafter's own chain), or a key of HOWS with a drafter that is often right."""
-    return only(engine_for(kind, how, slots=1), pool(number))
+    engine = engine_for(kind, how, slots=1)
+    outcome = only(engine, pool(number))
+    if isinstance(engine.drafter, Company):
+        HEARD.setdefault((kind, how), {}).update(engine.drafter.told)
+    return outcome
+
+
+HEARD: dict[tuple[str, str], dict[tuple[int, ...], Tensor]] = {}  # what drafters said to those that were alone
+
+
+def same_drafts(engine: Engine, kind: str, how: str) -> int:
+    """The real drafter's distributions behind every text; how many were compared."""
+    assert isinstance(engine.drafter, Company)
+    wanted = HEARD[kind, how]
+    both = [(logp, wanted[text]) for text, logp in engine.drafter.told.items() if text in wanted]
+    for given, logp in both:
+        torch.testing.assert_close(given, logp, rtol=0, atol=1e-5)
+    return len(both)
 
 
 def only(engine: Engine, request: Request) -> Outcome:

@@ -58,8 +58,8 @@ def test_a_round_with_a_tree_can_be_captured(kind: str) -> None:
     """The graph emits what the eager round emits."""
     target = Target.load(tiny.target_folder(kind), dtype=torch.float32, device="cuda")
     engine = Engine(target, tiny.drafter(target), context=128, how=Speculation(31))
-    batch = engine.admit([Request([5, 9, 11, 13], 64)])
-    engine.prefill(0, Request([5, 9, 11, 13], 64), batch)
+    batch = engine.seat([Request([5, 9, 11, 13], 64)])
+    engine.run_prompt(engine.table.taken[0], engine.chunk)
     batch.longest = 4
     act, first = whole_round(engine, batch, engine.proposer), batch.anchors.clone()
     states = [(s, s.state.clone(), s.window.clone()) for s in engine.cache.states.values()]

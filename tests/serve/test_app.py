@@ -192,6 +192,10 @@ def test_structured_output_holds_whatever_the_model_wants(url: str) -> None:
         choice = post(url, messages=user("hi"), max_tokens=200, **fields).json()["choices"][0]
         made = json.loads(choice["message"]["content"])
         assert made["a"] in (1, 2) and isinstance(made["b"], bool) and choice["finish_reason"] == "stop"
+    end = ids_of("</think>")[0]
+    fields = {"response_format": form, "logit_bias": {str(end): 100}, "chat_template_kwargs": {"enable_thinking": True}}
+    message = post(url, messages=user("hi"), max_tokens=200, **fields).json()["choices"][0]["message"]
+    assert message["reasoning"] is None and json.loads(message["content"])["a"] in (1, 2)  # behind the reasoning
 
 
 # ---- what the server tells of itself

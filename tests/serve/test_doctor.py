@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from draftproof.models.hub import resolve_drafter, resolve_target
 
 pytestmark = pytest.mark.serve
 START, ANSWER = 180.0, 600.0  # seconds, on a busy machine
+TARGET, DRAFTER = "smollm2-135m", "smollm2-135m-dflash"
 PROBE = ("--prompts", "4", "--max-tokens", "48")
 OPEN = {"argv", "release", "windows", "causality", "rope", "heads", "output", "speed"}
 
@@ -52,11 +56,17 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Greedy clients are served with chains; the pair lies there before the server starts."""
-    folder = tmp_path_factory.mktemp("served")
-    resolve_target("smollm2-135m"), resolve_drafter("smollm2-135m-dflash")
+    """The embedded pair, which lies there before the server starts."""
+    resolve_target(TARGET), resolve_drafter(DRAFTER)
+    with serving(tmp_path_factory.mktemp("served")) as one:
+        yield one
+
+
+@contextmanager
+def serving(folder: Path, *options: object) -> Iterator[Served]:
     port, log = free_port(), folder / "serve.log"
     words = command("serve", "--port", port, "--budget", "chain", "--max-num-seqs", 2, "--log-stats-interval", 2)
+    words += map(str, options)
     with log.open("w") as out, subprocess.Popen(words, env=environment(folder), stdout=out, stderr=out) as process:
         try:
             url = f"http://127.0.0.1:{port}"
@@ -101,15 +111,20 @@ def test_doctor_proves_every_required_link(served: Served) -> None:
 
 
 def test_watch_sees_what_a_request_accepts(served: Served) -> None:
-    words = command("watch", served.url, "--every", 15, "--ticks", 1, "--json")
+    words = command("watch", served.url, "--every", 2, "--json")
     with subprocess.Popen(words, env=environment(served.state), stdout=subprocess.PIPE, text=True) as watching:
-        time.sleep(4)  # its first look is taken
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["state"] == "idle"
         told = ask(served.url, 24)["metrics"]["speculative_decoding"]
-        out, _ = watching.communicate(timeout=ANSWER)
-    reading = json.loads(out)
-    assert watching.returncode == 0 and reading["state"] == "drafting" and reading["alert"] is None
-    assert reading["drafts"] == told["num_spec_steps"]
-    assert reading["tau"] == pytest.approx(told["mean_acceptance_length"])
+        seen = [json.loads(watching.stdout.readline())]
+        while seen[-1]["state"] == "drafting" or len(seen) == 1:
+            seen.append(json.loads(watching.stdout.readline()))
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(60) == 0
+    drafting = [one for one in seen if one["state"] == "drafting"]
+    assert drafting and sum(one["drafts"] for one in drafting) == told["num_spec_steps"]
+    accepted = sum(one["drafts"] * (one["tau"] - 1) for one in drafting)
+    assert accepted == pytest.approx(told["num_accepted_draft_tokens"])
 
 
 def test_the_log_agrees_with_itself(served: Served) -> None:
@@ -117,3 +132,18 @@ def test_the_log_agrees_with_itself(served: Served) -> None:
     time.sleep(3)
     facts = read_log(served.log.read_text())
     assert facts.lines and not facts.truncated and all(line.problems == () for line in facts.lines)
+
+
+def test_a_server_that_runs_another_drafter_than_it_should(tmp_path: Path) -> None:
+    """Every feature comes one layer too early: the config that it read says so, and so do its steps."""
+    planted = shutil.copytree(resolve_drafter(DRAFTER), tmp_path / "planted")
+    config = json.loads((planted / "config.json").read_text())
+    config["dflash_config"]["target_layer_ids"] = [tap - 1 for tap in config["dflash_config"]["target_layer_ids"]]
+    (planted / "config.json").write_text(json.dumps(config))
+    with serving(tmp_path, "--drafter", planted) as wrong:
+        done = wrong.call("doctor", *PROBE, "--drafter", DRAFTER, "--json")
+    assert done.returncode == 1, done.stdout + done.stderr
+    links = {link["code"].removeprefix("doctor-"): link for link in json.loads(done.stdout)["links"]}
+    assert links["taps"]["verdict"] == "refuted" and "1 layer too early" in links["taps"]["message"]
+    assert links["acceptance"]["verdict"] == "refuted" and links["acceptance"]["explained_by"] == links["taps"]["title"]
+    assert "taps-minus-1" in links["acceptance"]["message"]
