@@ -132,7 +132,7 @@ def measure(
     worthwhile = _possible(target, rounds, 1.5 * (drafter.depth + 1) if slots == 1 else DEAR)
     spent: dict[int, list[float]] = {nodes: [] for nodes in worthwhile}
     drafts = []
-    for _ in range(REPEATS if slots == 1 else REPEATS // 2):
+    for _ in range(REPEATS if slots == 1 else -(-REPEATS // 2)):
         for nodes in worthwhile:
             spent[nodes].append(_clock(target, rounds[nodes]))
         drafts.append(_clock(target, lambda: _draft(engine, batch, context, most)))

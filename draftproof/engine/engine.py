@@ -102,6 +102,7 @@ class Engine:
         The text depends on the request and its seed alone: not on the drafter, nor on what shares the batch (up to the
         rounding of kernels that see another batch shape).
         """
+        self._require_room_for_budget(requests)
         places: dict[int, int] = {}
         try:
             for place, request in enumerate(requests):

@@ -200,10 +200,10 @@ def test_budgets_are_chains_then_trees() -> None:
 
 @pytest.mark.parametrize(("sampled", "slots"), [(False, 1), (True, 3)])
 def test_measuring_times_every_budget(sampled: bool, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "_possible", lambda _target, rounds, _depth: list(rounds))
+    monkeypatch.setattr(calibrate, "_possible", lambda _target, rounds, _dear: list(rounds))
     target = tiny.target("llama", torch.float32)
     one = measure(target, tiny.drafter(target), HOW, context=256, sampled=sampled, slots=slots)
-    assert list(map(int, one["seconds"])) == [0, *budgets(3, 63)]
+    assert list(map(int, one["seconds"])) == [0, *budgets(3, 63 // slots)]
     assert one["draft"] > 0 and all(s > 0 for s in one["seconds"].values())
 
 
@@ -217,7 +217,7 @@ def test_budgets_that_can_never_pay_are_left_out(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(calibrate, "_clock", lambda _target, one: (one(), spent[last[-1]])[1])
     rounds = {nodes: act(nodes) for nodes in spent}
-    assert calibrate._possible(tiny.target(), rounds, depth=3) == [0, 1, 3]
+    assert calibrate._possible(tiny.target(), rounds, dear=6.0) == [0, 1, 3]
 
 
 # --- what was learned, on disk --------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -29,7 +30,7 @@ def exponential(depth: int) -> dict[str, Any]:
     names = [f"d{n}" for n in range(depth)]
     defs: dict[str, Any] = {
         name: {"type": "object", "properties": {p: {"$ref": f"#/$defs/{below}"} for p in "abcdefgh"}}
-        for name, below in zip(names, names[1:], strict=False)
+        for name, below in itertools.pairwise(names)
     }
     return {"$defs": defs | {names[-1]: {"type": "string"}}, "$ref": "#/$defs/d0"}
 

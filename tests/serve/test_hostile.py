@@ -134,23 +134,23 @@ def test_what_is_no_http(server: Running) -> None:
 def test_requests_that_never_come_to_their_end(server: Running, text: str) -> None:
     """Half a head and half a body, from many, while somebody else asks."""
     whole = post(CHAT, messages=[{"role": "user", "content": "Hi"}])
-    clients = [wire.connect(server.address) for _ in range(40)]
-    for number, client in enumerate(clients):
-        client.sendall(whole[: 20 if number % 2 else -5])
-    assert plain(server.url) == text
-    for client in clients:
-        wire.vanish(client)
+    with wire.connected(server.address, 40) as clients:
+        for number, client in enumerate(clients):
+            client.sendall(whole[: 20 if number % 2 else -5])
+        assert plain(server.url) == text
+        for client in clients:
+            wire.vanish(client)
 
 
 def test_clients_that_vanish(server: Running) -> None:
     """In the middle of streams, before whole answers, and while they wait for a slot."""
     before = aborted(server)
-    clients = [wire.connect(server.address) for _ in range(3 * SLOTS)]
-    for number, client in enumerate(clients):
-        client.sendall(post(TEXT, **LONG, stream=number % 2 == 0))
-    assert clients[0].recv(1) and eventually(lambda: running(server) == (SLOTS, 2 * SLOTS), SOON), running(server)
-    for number, client in enumerate(clients):
-        client.close() if number % 3 else wire.vanish(client)
+    with wire.connected(server.address, 3 * SLOTS) as clients:
+        for number, client in enumerate(clients):
+            client.sendall(post(TEXT, **LONG, stream=number % 2 == 0))
+        assert clients[0].recv(1) and eventually(lambda: running(server) == (SLOTS, 2 * SLOTS), SOON), running(server)
+        for number, client in enumerate(clients):
+            client.close() if number % 3 else wire.vanish(client)
     assert eventually(server.idle, SOON)
     assert aborted(server) - before == len(clients)
 
@@ -167,16 +167,19 @@ def aborted(server: Running) -> float:
 def test_slow_readers(server: Running, text: str) -> None:
     """They fill all slots and read nothing: their answers wait, the slots do not. Then they read everything."""
     fields = LONG | {"max_tokens": 64, "logprobs": 20}
-    clients = [wire.connect(server.address, buffer=4096) for _ in range(SLOTS)]
-    for client in clients:
-        client.sendall(post(TEXT, **fields, stream=True))
-    assert eventually(lambda: running(server)[0] == SLOTS, SOON)
-    assert plain(server.url) == text and eventually(server.idle, SOON)
-    told = [wire.events(wire.parse(wire.drain(client)).body) for client in clients]
+    with wire.connected(server.address, SLOTS, buffer=4096) as clients:
+        for client in clients:
+            client.sendall(post(TEXT, **fields, stream=True))
+        assert eventually(lambda: running(server)[0] == SLOTS, SOON)
+        assert plain(server.url) == text and eventually(server.idle, SOON)
+        told = [texts(wire.drain(client)) for client in clients]
     whole = json.loads(wire.ask(server.address, post(TEXT, **fields)).body)["choices"][0]["text"]
-    assert ["".join(event["choices"][0]["text"] for event in one) for one in told] == [whole] * SLOTS
-    for client in clients:
-        client.close()
+    assert told == [whole] * SLOTS
+
+
+def texts(raw: bytes) -> str:
+    """What the events of a whole answer hold."""
+    return "".join(event["choices"][0]["text"] for event in wire.events(wire.parse(raw).body))
 
 
 def test_two_hundred_connections_at_once(server: Running, text: str) -> None:
@@ -203,20 +206,17 @@ def test_a_stop_in_the_middle_of_streams(tmp_path: Path) -> None:
     fields = LONG | {"max_tokens": 96}
     with serving(tmp_path / "log", *OPTIONS) as other:
         whole = json.loads(wire.ask(other.address, post(TEXT, **fields)).body)["choices"][0]["text"]
-        clients = [wire.connect(other.address) for _ in range(SLOTS + 2)]  # two of them still wait for a slot
-        for client in clients:
-            client.sendall(post(TEXT, **fields, stream=True))
-        begun = [client.recv(1) for client in clients]
-        assert eventually(lambda: running(other) == (SLOTS, 2), SOON)
-        late = wire.connect(other.address)  # let in before the signal, asks behind it
-        other.process.send_signal(signal.SIGTERM)
-        assert eventually(lambda: "stopping" in other.log.read_text(), SOON)
-        assert sent_away(late, post(TEXT, **PLAIN))
-        with pytest.raises(OSError):
-            wire.connect(other.address).close()
-        for first, client in zip(begun, clients, strict=True):
-            told = wire.events(wire.parse(first + wire.drain(client)).body)
-            assert "".join(event["choices"][0]["text"] for event in told) == whole
+        with wire.connected(other.address, 1) as (late,), wire.connected(other.address, SLOTS + 2) as clients:
+            for client in clients:  # two of them wait for a slot
+                client.sendall(post(TEXT, **fields, stream=True))
+            begun = [client.recv(1) for client in clients]
+            other.process.send_signal(signal.SIGTERM)
+            assert eventually(lambda: "stopping" in other.log.read_text(), SOON)
+            assert sent_away(late, post(TEXT, **PLAIN))
+            with pytest.raises(OSError):
+                wire.connect(other.address).close()
+            told = [texts(first + wire.drain(client)) for first, client in zip(begun, clients, strict=True)]
+        assert told == [whole] * len(clients)
         assert other.process.wait(SOON) == 0
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,13 +46,18 @@ def connect(address: tuple[str, int], *, timeout: float = 60.0, buffer: int | No
     return made
 
 
+@contextmanager
+def connected(address: tuple[str, int], count: int, *, buffer: int | None = None) -> Iterator[list[socket.socket]]:
+    """As many connections, closed at the end unless they are already."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(connect(address, timeout=120, buffer=buffer)) for _ in range(count)]
+
+
 def ask(address: tuple[str, int], raw: bytes, *, timeout: float = 60.0) -> Reply:
     """Send these bytes, read until the server closes; TimeoutError where it does neither answer nor close."""
     with connect(address, timeout=timeout) as client:
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has heard enough; its answer may be there already
             client.sendall(raw)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it has heard enough; its answer may be there already
         return parse(drain(client))
 
 
