@@ -36,6 +36,7 @@ TREES = (15, 23, 31, 47, 63, 95, 127, 191, 255)  # nodes behind the root, which 
 CPU_MOST = 63
 REPEATS = 7
 SEVERAL = 256  # longest context that is measured with several requests at once
+FEW = (1, 3, 8, 15)  # budgets that are measured with several at once: the wait at a server's first start counts
 DEAR = 5.0  # with several requests at once: rounds that cost so many plain ones are not measured
 
 
@@ -86,7 +87,8 @@ def costs_for(
         for size in wanted:
             if str(size) not in known:
                 many = f" with {slots} requests at once" if slots > 1 else ""
-                told = f"measuring what rounds cost at {size} tokens of context{many} (once for this machine and pair)"
+                kind = "sampled" if sampled else "greedy"
+                told = f"measuring {kind} rounds at {size} tokens of context{many} (once for this machine and pair)"
                 notice(told)
                 known[str(size)] = measure(target, drafter, how, context=size, sampled=sampled, slots=slots)
                 write_atomically(path, iter([json.dumps({"key": key, "contexts": known}, indent=1).encode()]))
@@ -123,6 +125,8 @@ def measure(
     """Least seconds of a round by nodes (what others do on the machine only adds), repeats interleaved."""
     most = max(1, (CPU_MOST if target.device.type == "cpu" else TREES[-1]) // slots)
     options = budgets(drafter.depth, most)
+    if slots > 1:
+        options = sorted({n for n in options if n in FEW} | {options[-1]})
     most = options[-1]
     engine, batch = _engine(target, drafter, how, context, sampled, slots, most)
     rounds: dict[int, Callable[[], None]] = {0: _round(engine, batch, context, None)}
@@ -132,7 +136,7 @@ def measure(
     worthwhile = _possible(target, rounds, 1.5 * (drafter.depth + 1) if slots == 1 else DEAR)
     spent: dict[int, list[float]] = {nodes: [] for nodes in worthwhile}
     drafts = []
-    for _ in range(REPEATS if slots == 1 else -(-REPEATS // 2)):
+    for _ in range(REPEATS if slots == 1 else -(-REPEATS // 3)):
         for nodes in worthwhile:
             spent[nodes].append(_clock(target, rounds[nodes]))
         drafts.append(_clock(target, lambda: _draft(engine, batch, context, most)))
@@ -144,7 +148,7 @@ def _possible(target: Target, rounds: dict[int, Callable[[], None]], dear: float
     kept: list[int] = []
     for nodes, act in rounds.items():
         act()
-        seconds = min(_clock(target, act) for _ in range(2))
+        seconds = _clock(target, act)
         if nodes == 0:
             plain = seconds
         elif seconds > dear * plain:

@@ -236,13 +236,18 @@ class Engine:
         state = state and self.prefix.stateful and one.stated < one.rows
         if one.rows <= one.kept and not state:
             return
-        if self.proposer:
-            self.proposer.catch_up(one.slot)
-        stores, states = self.table.stores, None
-        rows = [store.save(one.slot, one.kept, one.rows) for store in stores]
-        if state:
-            states, one.stated = [store.state(one.slot) for store in stores], one.rows
-        self.prefix.add(one.ids[: one.rows], one.kept, rows, states)
+        try:
+            if self.proposer:
+                self.proposer.catch_up(one.slot)
+            stores, states = self.table.stores, None
+            rows = [store.save(one.slot, one.kept, one.rows) for store in stores]
+            if state:
+                states, one.stated = [store.state(one.slot) for store in stores], one.rows
+            self.prefix.add(one.ids[: one.rows], one.kept, rows, states)
+        except Exception as error:
+            if not short_of_memory(error):
+                raise
+            self.prefix.clear()  # copies are no need: tokens that were chosen already must not be lost for them
         one.kept = one.rows
 
     def _state_rows(self) -> int:

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from draftproof.serve.errors import ApiError, FieldError, bad
 
 DEEPEST = 64  # nesting of lists and objects
+MOST_PARTS, MOST_NAMES = 100_000, 10_000  # lists and objects of a body, names of an object: far above any real request
 LARGE = 1 << 16  # bytes from which parsing goes to a thread
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -70,7 +71,7 @@ def strict_json(raw: bytes) -> Any:
         raise bad(f"the JSON is nested deeper than {DEEPEST}") from None
     except ValueError as error:
         raise bad(f"the body is no valid JSON: {str(error)[:200]}") from None
-    _require_shallow(value)
+    _require_modest(value)
     if "\\u" in text:  # the only way in for half a surrogate pair
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -80,6 +81,8 @@ def strict_json(raw: bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MOST_NAMES:
+        raise ValueError(f"an object has more than {MOST_NAMES:,} names")
     made: dict[str, Any] = {}
     for name, value in pairs:
         if name in made:
@@ -95,12 +98,15 @@ def _finite(text: str) -> float:
     return number
 
 
-def _require_shallow(value: Any) -> None:
-    level, depth = _containers([value]), 0
+def _require_modest(value: Any) -> None:
+    """A few megabytes of brackets would become gigabytes of objects and of complaints about them."""
+    level, depth, parts = _containers([value]), 0, 0
     while level:
-        depth += 1
+        depth, parts = depth + 1, parts + len(level)
         if depth > DEEPEST:
             raise bad(f"the JSON is nested deeper than {DEEPEST}")
+        if parts > MOST_PARTS:
+            raise bad(f"the JSON holds more than {MOST_PARTS:,} lists and objects")
         level = _containers(inner for outer in level for inner in (outer.values() if type(outer) is dict else outer))
 
 

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("draftproof")
 BATCHED = {"cpu": 256, "cuda": 2048}  # prompt tokens between two steps: a fraction of a second
-MEASURED = 1024  # longest context whose rounds are measured at the start; longer ones take its numbers
+MEASURED = {
+    "cpu": 256,
+    "cuda": 16384,
+}  # longest context whose rounds are measured at the first start; longer ones take its numbers
 UNKNOWN_CONTEXT = 8192  # of a model that names no length
 
 
@@ -103,7 +106,7 @@ def make_engine(pair: Pair, options: Options) -> Engine:
     batched = options.batched_tokens or BATCHED["cpu" if pair.device.value == "cpu" else "cuda"]
     auto = None
     if pair.drafter and how.budget == "auto":
-        measured = min(context, MEASURED)
+        measured = min(context, MEASURED["cpu" if pair.device.value == "cpu" else "cuda"])
         auto = autos_for(pair.target, pair.drafter, how, context=measured, slots=options.slots)
     return Engine(
         pair.target,

@@ -169,7 +169,7 @@ class Shy:
 
 
 class Counting:
-    """Its answer depends on how often it was asked before, and it must be asked about every text once."""
+    """Its answer depends on how often it was asked before; it must be asked about every text once, in order."""
 
     stateful = True
 
@@ -177,6 +177,7 @@ class Counting:
         self.asked: list[int] = []
 
     def __call__(self, ids: Sequence[int], scores: Tensor) -> Tensor:
+        assert not self.asked or len(ids) == self.asked[-1] + 1, "a processor with state was asked out of order"
         self.asked.append(len(ids))
         scores[len(self.asked) % 7 :: 7] -= 4.0
         return scores
@@ -346,7 +347,8 @@ def cache_bytes(engine: Engine) -> int:
         caches += [store] if hasattr(store, "keys") else [store.cache] if hasattr(store, "late") else []
     tensors = [t for c in caches for t in (*c.keys.values(), *c.values.values())]
     tensors += [t for c in caches for s in c.states.values() for t in (s.state, s.window)]
-    return sum(t.nbytes for t in tensors)
+    lanes = [store.pending for store in engine.table.stores if hasattr(store, "pending")]
+    return sum(t.nbytes for t in [*tensors, *lanes])
 
 
 class Small:

@@ -203,7 +203,9 @@ def test_measuring_times_every_budget(sampled: bool, slots: int, monkeypatch: py
     monkeypatch.setattr(calibrate, "_possible", lambda _target, rounds, _dear: list(rounds))
     target = tiny.target("llama", torch.float32)
     one = measure(target, tiny.drafter(target), HOW, context=256, sampled=sampled, slots=slots)
-    assert list(map(int, one["seconds"])) == [0, *budgets(3, 63 // slots)]
+    options = budgets(3, 63 // slots)
+    few = [n for n in options if slots == 1 or n in calibrate.FEW or n == options[-1]]
+    assert list(map(int, one["seconds"])) == [0, *few]
     assert one["draft"] > 0 and all(s > 0 for s in one["seconds"].values())
 
 

@@ -118,7 +118,6 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nConten
 RUBBISH: dict[str, bytes] = {
     "a TLS hello": bytes.fromhex("160301020001000001fc0303") + bytes(200),
     "noise": bytes(range(256)) * 8 + b"\r\n\r\n",
-    "a version of the future": b"GET /health HTTP/9.9\r\n\r\n",
     "no method": b" / HTTP/1.1\r\n\r\n",
     "an endless path": b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
     "an endless header": b"GET /health HTTP/1.1\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",

@@ -42,7 +42,11 @@ def connect(address: tuple[str, int], *, timeout: float = 60.0, buffer: int | No
     made.settimeout(timeout)
     if buffer is not None:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-    made.connect(address)
+    try:
+        made.connect(address)
+    except OSError:
+        made.close()
+        raise
     return made
 
 

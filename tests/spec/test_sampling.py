@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -34,12 +34,17 @@ class Row:
     penalty: float = 1.0
     seed: int = 0
     text: list[int] = field(default_factory=list)
+    prompt: int = 0  # tokens of the text, or of text and root, that are the prompt's
+    presence: float = 0.0
+    frequency: float = 0.0
+    bias: dict[int, float] = field(default_factory=dict)
 
     def processors(self) -> list[Callable[[Tensor, Tensor], Tensor]]:
-        """transformers' processors in transformers' order, each only when it is switched on."""
-        out: list[Callable[[Tensor, Tensor], Tensor]] = []
+        """transformers' processors in transformers' order, each only when it is switched on; between them OpenAI's."""
+        out: list[Callable[[Tensor, Tensor], Tensor]] = [self.biased]
         if self.penalty != 1:
             out.append(generation.RepetitionPenaltyLogitsProcessor(self.penalty))
+        out.append(self.lessened)
         if self.temperature > 0:
             if self.temperature != 1:
                 out.append(generation.TemperatureLogitsWarper(self.temperature))
@@ -57,8 +62,23 @@ class Row:
             scores = processor(torch.tensor([ids], dtype=torch.long), scores)
         return scores[0]
 
+    def biased(self, _ids: Tensor, scores: Tensor) -> Tensor:
+        for token, bias in self.bias.items():
+            scores[0, token] += bias
+        return scores
 
-def batch(rows: list[Row], vocab: int = VOCAB) -> Sampling:
+    def lessened(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """OpenAI's definition: minus c[j] * frequency + float(c[j] > 0) * presence; c[j]: times that the answer so far
+        holds token j."""
+        answer = ids[0, self.prompt :].tolist()
+        for token in set(answer):
+            scores[0, token] -= self.frequency * answer.count(token)
+            scores[0, token] -= self.presence
+        return scores
+
+
+def batch(rows: list[Row], vocab: int = VOCAB, roots: list[int] | None = None) -> Sampling:
+    """roots: the last token of every text, which an answer's counts hold as well."""
     seen = None
     if any(r.penalty != 1 for r in rows):
         seen = torch.zeros(len(rows), vocab, dtype=torch.bool)
@@ -75,7 +95,22 @@ def batch(rows: list[Row], vocab: int = VOCAB) -> Sampling:
         seen=seen,
         sampled=any(r.temperature > 0 for r in rows),
         filtered=any(r.top_k or r.top_p < 1 or r.min_p > 0 for r in rows),
+        **added(rows, vocab, roots),
     )
+
+
+def added(rows: list[Row], vocab: int, roots: list[int] | None) -> dict[str, Tensor]:
+    """Bias and OpenAI's penalties, each only where somebody asks for it."""
+    out: dict[str, Tensor] = {}
+    if any(r.presence or r.frequency for r in rows):
+        assert roots
+        answers = [[*r.text, root][r.prompt :] for r, root in zip(rows, roots, strict=True)]
+        out["counts"] = torch.tensor([[float(a.count(token)) for token in range(vocab)] for a in answers])
+        out["presence"] = torch.tensor([r.presence for r in rows])
+        out["frequency"] = torch.tensor([r.frequency for r in rows])
+    if any(r.bias for r in rows):
+        out["bias"] = torch.tensor([[r.bias.get(token, 0.0) for token in range(vocab)] for r in rows])
+    return out
 
 
 def expected(logits: Tensor, tree: Tree, positions: Tensor, rows: list[Row]) -> Tensor:
@@ -96,7 +131,8 @@ def expected(logits: Tensor, tree: Tree, positions: Tensor, rows: list[Row]) -> 
 def check(tree: Tree, rows: list[Row], seed: int) -> None:
     logits = 3 * torch.randn(*tree.token.shape, VOCAB, generator=torch.Generator().manual_seed(seed))
     positions = 10 + tree.depth
-    assert torch.equal(choose(logits, tree, positions, batch(rows)), expected(logits, tree, positions, rows))
+    sampling = batch(rows, roots=tree.token[:, 0].tolist())
+    assert torch.equal(choose(logits, tree, positions, sampling), expected(logits, tree, positions, rows))
 
 
 @st.composite
@@ -109,6 +145,10 @@ def settings_of(draw: st.DrawFn) -> Row:
         penalty=draw(st.sampled_from([1.0, 1.3, 0.7])),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
         text=draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6)),
+        prompt=draw(st.integers(0, 7)),
+        presence=draw(st.sampled_from([0.0, 1.5, -2.0, 0.5])),
+        frequency=draw(st.sampled_from([0.0, 0.0, 1.0, -0.5, 2.0])),
+        bias=draw(st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.5, 2.0, 6.0]), max_size=3)),
     )
 
 
@@ -140,6 +180,55 @@ def test_control_choices(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError):
         for seed in range(40):
             check(bushy, [HOT], seed)
+
+
+OPENAI = Row(presence=1.5, frequency=0.75, text=[5, 1, 6, 8, 8], prompt=2, seed=3)
+WRONG: dict[str, Callable[[Row], Row]] = {
+    "the prompt is counted": lambda row: replace(row, prompt=0),
+    "a count behind the answer's first token": lambda row: replace(row, prompt=3),
+    "presence for every time": lambda row: replace(row, presence=0.0, frequency=row.frequency + row.presence),
+    "frequency once": lambda row: replace(row, presence=row.frequency + row.presence, frequency=0.0),
+    "no bias": lambda row: replace(row, bias={}),
+}
+
+
+@pytest.mark.parametrize("fault", [*WRONG, "siblings are counted", "the root is counted twice"])
+def test_control_penalties_of_openai(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison sees every part of the definition, at the nodes of a tree whose tokens repeat the text's."""
+    right = replace(OPENAI, bias={3: 2.0, 8: -1.0})
+    bushy = Tree(
+        token=torch.tensor([[6, 5, 6, 8, 8, 5, 6]]), parent=torch.tensor([[-1, 0, 0, 0, 1, 2, 4]]),
+        depth=torch.tensor([[0, 1, 1, 1, 2, 2, 3]]), logw=torch.zeros(1, 7), n=torch.tensor([7]),
+    )  # fmt: skip
+    for seed in range(10):
+        check(bushy, [right], seed)
+    if fault in WRONG:
+        wrong = WRONG[fault](right)
+        monkeypatch.setattr(Row, "process", lambda self, ids, s, honest=Row.process: honest(wrong, ids, s))
+    elif fault == "siblings are counted":
+        monkeypatch.setattr(module, "visibility", lambda tree: torch.ones(*tree.parent.shape, tree.nodes).bool())
+    else:
+        monkeypatch.setattr(Row, "lessened", lambda self, ids, s, honest=Row.lessened: honest(self, torch.cat([ids, ids[:, 5:6]], 1), s))
+    with pytest.raises(AssertionError):
+        for seed in range(40):
+            check(bushy, [right], seed)
+
+
+@settings(deadline=None, max_examples=40, derandomize=True, database=None)
+@given(st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4), min_size=1, max_size=6))
+def test_what_a_step_emits_is_counted_and_marked(steps: list[list[int]]) -> None:
+    """Beside a request of other tokens that emits at most one: rows behind the kept ones count for nobody."""
+    rows = [Row(penalty=1.2, frequency=1.0, text=[1], prompt=1), Row(presence=1.0, text=[2, 2], prompt=0)]
+    sampling, texts = batch(rows, roots=[4, 5]), [[1, 4], [2, 2, 5]]
+    for tokens in steps:
+        both = torch.tensor([tokens, [(t + 3) % VOCAB for t in tokens]])
+        kept = torch.arange(len(tokens)) < torch.tensor([[len(tokens)], [1]])
+        texts = [text + line[mark].tolist() for text, line, mark in zip(texts, both, kept, strict=True)]
+        sampling.commit(both, kept, torch.tensor([text[-1] for text in texts]))
+    assert sampling.counts is not None and sampling.seen is not None
+    for row, (own, text) in enumerate(zip(rows, texts, strict=True)):
+        assert sampling.counts[row].tolist() == [text[own.prompt :].count(token) for token in range(VOCAB)]
+    assert sampling.seen[0].nonzero()[:, 0].tolist() == sorted({*texts[0]} - {4} | {*texts[0][2:]})
 
 
 # --- filters alone, in float64, score by score ------------------------------------------------------
