@@ -258,6 +258,11 @@ class KnowingDrafter:
     # What it keeps of a request is a length.
     stateful = False
 
+    def fork(self, source: int, slots: Slots, reach: int | None = None) -> None:
+        self.lengths[slots] = self.lengths[source]
+        for slot in self._slots(slots):
+            self.at[slot] = self.at[source]
+
     def swap(self, one: int, other: int, reach: int) -> None:
         self.lengths[[one, other]] = self.lengths[[other, one]]
         self.at[one], self.at[other] = self.at[other], self.at[one]

@@ -88,6 +88,8 @@ class Engine:
         stateful = any(store.stateful for store in self.table.stores)
         self.prefix = PrefixCache(prefix, stateful=stateful) if prefix else None
         self.state_rows = self._state_rows()
+        # Rows of an answer are kept so often; later, a round's nodes could lie over them in a window's ring.
+        self.keep_rows = min(self.chunk // 2, rows + 1 - (self.proposer.rows if self.proposer else 1))
         self.waiting: deque[InFlight] = deque()
         self.most = slots  # requests at once; lowered for a while when memory was short
         self._numbers, self._steps, self._turns = 0, 0, itertools.count(1)
@@ -366,7 +368,7 @@ class Engine:
             self._batch = None
         if self.prefix:
             for one in requests:
-                if one.slot >= 0 and one.rows - one.kept >= self.chunk // 2:
+                if one.slot >= 0 and one.rows - one.kept >= self.keep_rows:
                     self._keep(one, state=False)
         return results
 

@@ -182,11 +182,6 @@ class Proposer:
             self.backlog.drop(slot)
         self.drafter.drop(slots)
 
-    def swap(self, one: int, other: int, reach: int) -> None:
-        self.backlog.swap(one, other)
-        for store in self.drafter.stores:
-            store.swap(one, other, reach)
-
     def catch_up(self, slot: int) -> None:
         """The drafter's context of this request reaches its last committed row."""
         self.backlog.take_in([slot])

@@ -80,25 +80,38 @@ class SlotTable:
         self.order()
 
     def order(self) -> None:
-        """Those that decode first, then the others, then nobody."""
-        wanted = [*self.decoding, *(one for one in self.taken if not one.decoding)]
-        for slot, one in enumerate(wanted):
-            if one.slot != slot:
-                self._swap(slot, one.slot)
+        """Those that decode come first, without a hole; nobody moves who need not."""
+        first = len(self.decoding)
+        late = [one.slot for one in self.decoding if one.slot >= first]
+        for slot in range(first):
+            occupant = self.at[slot]
+            if occupant is None or not occupant.decoding:
+                self._move(late.pop(), slot)
 
-    def _swap(self, one: int, other: int) -> None:
-        reach = self.rows + 1
-        held = [s.rows for s in (self.at[one], self.at[other]) if s is not None]
-        self.cache.swap(one, other, min(reach, max(held, default=0)))
+    def _close_up(self) -> None:
+        """Nobody sits behind an empty slot."""
+        self.order()
+        while (taken := self.taken) and taken[-1].slot >= len(taken):
+            self._move(taken[-1].slot, self.at.index(None))
+
+    def _move(self, source: int, slot: int) -> None:
+        """Into a slot that is empty, or in exchange with who sits there."""
+        one, other = self.at[source], self.at[slot]
+        assert one is not None
+        reach = max(one.rows, other.rows if other else 0)
+        for store in self.stores:
+            if other is None:
+                store.fork(source, slice(slot, slot + 1), reach)
+            else:
+                store.swap(source, slot, reach)
         if self.proposer:
-            self.proposer.swap(one, other, min(reach, max(held, default=0)))
-        self.at[one], self.at[other] = self.at[other], self.at[one]
-        for slot in (one, other):
-            if self.at[slot] is not None:
-                self.at[slot].slot = slot  # type: ignore[union-attr]
+            self.proposer.backlog.swap(source, slot)
+        self.at[slot], self.at[source], one.slot = one, other, slot
+        if other is not None:
+            other.slot = source
 
     def _resize(self, slots: int, rows: int) -> None:
-        self.order()
+        self._close_up()
         for store in self.stores:
             store.resize(slots, rows)
         self.at = (self.at + [None] * slots)[:slots]

@@ -122,8 +122,11 @@ class Cache:
     def save(self, slot: int, begin: int, end: int) -> list[Tensor]:
         """Copies of the committed rows [begin, end) of every layer, keys then values [kv_heads, rows, head_dim]. A
         sliding layer must still hold them."""
-        flat = torch.arange(begin, end, device=self.lengths.device)
-        return [store[slot][:, flat % self.rows[layer]] for layer in self.rows for store in self._stores(layer)]
+        return [
+            store[slot][:, self._held(layer, begin, end)].clone()
+            for layer in self.rows
+            for store in self._stores(layer)
+        ]
 
     def load(self, slot: int, begin: int, saved: Sequence[Tensor]) -> None:
         """Put saved rows back at [begin, ...); they count when `restore` says so."""
@@ -132,8 +135,8 @@ class Cache:
             for store in self._stores(layer):
                 piece = next(pieces)
                 skipped = max(0, piece.shape[1] - rows)  # a sliding layer has no room for more than its last ones
-                flat = torch.arange(begin + skipped, begin + piece.shape[1], device=piece.device)
-                store[slot][:, flat % rows] = piece[:, skipped:]
+                held = self._held(layer, begin + skipped, begin + piece.shape[1])
+                store[slot][:, held] = piece[:, skipped:]
 
     def state(self, slot: int) -> list[Tensor]:
         """What recurrent layers hold now, behind the last committed row."""
@@ -178,6 +181,13 @@ class Cache:
             total += 2 * rows * shape.kv_heads * shape.head_dim * self.keys[layer].element_size()
         return total
 
+    def _held(self, layer: int, begin: int, end: int) -> slice | Tensor:
+        """Where the rows [begin, end) of a text lie in the layer."""
+        rows = self.rows[layer]
+        if begin // rows == max(begin, end - 1) // rows:
+            return slice(begin % rows, begin % rows + end - begin)
+        return torch.arange(begin, end, device=self.lengths.device) % rows
+
     def _stores(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.keys[layer], self.values[layer]
 
@@ -190,10 +200,12 @@ class Cache:
             )
         self.lengths[slots] = lengths
 
-    def fork(self, source: int, slots: Slots) -> None:
-        """Let `slots` hold what the slot `source` has committed."""
-        for store in (*self.keys.values(), *self.values.values()):
-            store[slots] = store[source]
+    def fork(self, source: int, slots: Slots, reach: int | None = None) -> None:
+        """Let `slots` hold what the slot `source` has committed: no more than `reach` rows."""
+        for layer, rows in self.rows.items():
+            held = slice(0, rows if reach is None else min(reach, rows))
+            for store in self._stores(layer):
+                store[slots, :, held] = store[source, :, held]
         for state in self.states.values():
             state.fork(source, slots)
         self.lengths[slots] = self.lengths[source]

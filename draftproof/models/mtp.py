@@ -73,6 +73,11 @@ class Lane:
         self.cache.drop(slots)
         self.held[slots] = False
 
+    def fork(self, source: int, slots: Slots, reach: int | None = None) -> None:
+        self.cache.fork(source, slots, reach)
+        for store in (self.pending, self.held):
+            store[slots] = store[source]
+
     def swap(self, one: int, other: int, reach: int) -> None:
         self.cache.swap(one, other, reach)
         for store in (self.pending, self.held):

@@ -1,6 +1,6 @@
 """Structured output: answers that are JSON of a schema, or tool calls, as logits processors.
 
-Grammars (one a server)  schema -> rules (schemas.py, calls.py) -> xgrammar's compiled grammar, cached
+Grammars (one a server)  schema -> rules (schemas/) -> xgrammar's compiled grammar, cached
 GrammarProcessor (one a choice)  walks the grammar along the draft tree, and forbids what does not go on with it
 """
 
@@ -18,9 +18,10 @@ import xgrammar
 from torch import Tensor
 
 from draftproof.errors import DraftproofError
-from draftproof.serve.calls import calls
-from draftproof.serve.patterns import refuse
-from draftproof.serve.schemas import Rules, Writer
+from draftproof.serve.schemas.calls import calls
+from draftproof.serve.schemas.ebnf import refuse
+from draftproof.serve.schemas.rules import Rules
+from draftproof.serve.schemas.writer import Writer
 
 CACHED = 64  # compiled grammars
 MOST_RULES = 1_000_000  # characters of a grammar: what compiles within seconds

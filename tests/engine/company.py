@@ -95,12 +95,9 @@ class Company:
 
     def __init__(self, real: Any, reader: Reader) -> None:
         self.real, self.reader, self.depth = real, reader, real.depth
+        self.cache: cache_module.Cache | None = None
         self.taps = (EMBEDDING, *real.taps)
         self.told: dict[tuple[int, ...], Tensor] = {}
-
-    @property
-    def cache(self) -> Any:
-        return self.real.cache
 
     @property
     def stores(self) -> list[Any]:
@@ -109,6 +106,7 @@ class Company:
     def allocate(self, **sizes: int) -> None:
         self.real.allocate(**sizes)
         self.reader.allocate(**sizes)
+        self.cache = self.real.cache
 
     def extend(self, slots: Slots, features: Tensor, counts: Tensor, reach: int) -> None:
         self.reader.extend(slots, features[..., : tiny.HIDDEN], counts, reach)
@@ -342,12 +340,12 @@ def at_rest(engine: Engine) -> None:
 
 def cache_bytes(engine: Engine) -> int:
     """Of all tensors that target's and drafter's caches are made of."""
-    caches: list[Any] = [engine.cache]
-    for store in engine.table.stores[1:]:
-        caches += [store] if hasattr(store, "keys") else [store.cache] if hasattr(store, "late") else []
+    stores: list[Any] = [*engine.table.stores]
+    caches: list[Any] = [getattr(store, "cache", None) or store for store in stores]
+    caches = [one for one in caches if isinstance(one, cache_module.Cache)]
     tensors = [t for c in caches for t in (*c.keys.values(), *c.values.values())]
     tensors += [t for c in caches for s in c.states.values() for t in (s.state, s.window)]
-    lanes = [store.pending for store in engine.table.stores if hasattr(store, "pending")]
+    lanes = [store.pending for store in stores if hasattr(store, "pending")]
     return sum(t.nbytes for t in [*tensors, *lanes])
 
 

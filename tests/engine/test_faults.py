@@ -19,6 +19,7 @@ from draftproof.models.cache import Cache
 from draftproof.models.target import Target
 from tests.engine.company import (
     DEPTH,
+    Coming,
     Company,
     Outcome,
     Reader,
@@ -28,7 +29,6 @@ from tests.engine.company import (
     pool,
     run,
     same,
-    Coming,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:a logits processor keeps state")
@@ -110,7 +110,9 @@ def test_several_that_fail() -> None:
     reusable(engine, "llama", "tree")
 
 
-@pytest.mark.xfail(strict=True, reason="after a fault of another, a stateful processor is asked about the same text again")
+@pytest.mark.xfail(
+    strict=True, reason="after a fault of another, a stateful processor is asked about the same text again"
+)
 def test_a_processor_with_state_beside_one_that_fails() -> None:
     engine = engine_for("llama", "plain", slots=2, isolate=True)
     outcome = together(engine, [pool(6), failing(3)])[0]
@@ -275,7 +277,9 @@ def test_caches_that_cannot_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     exact(together(engine, [pool(0), pool(8)]), "llama", "plain", (0, 8))
 
 
-@pytest.mark.xfail(strict=True, reason="after a fault, each goes on alone to its end, not only until it has shown itself")
+@pytest.mark.xfail(
+    strict=True, reason="after a fault, each goes on alone to its end, not only until it has shown itself"
+)
 def test_those_beside_a_fault_run_side_by_side_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, widths = engine_for("llama", "plain", slots=3, isolate=True), []
 

@@ -1,10 +1,11 @@
-"""Rows that earlier requests left: taken up they give the same text, drafts and acceptance, and only the rest is run."""
+"""Rows that earlier requests left: taken up they give the same text, drafts and acceptance; only the rest is run."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ from torch import Tensor
 
 from draftproof.engine.engine import LAST_STRETCH, Engine
 from draftproof.engine.prefix import Piece, PrefixCache
+from draftproof.engine.propose import Speculation
 from draftproof.engine.request import Request, SamplingParams
+from draftproof.models import cache as cache_module
 from draftproof.models.cache import Cache
 from draftproof.models.mtp import Lane
-from tests import tiny
+from draftproof.models.target import causal_plan
 from tests.engine.company import (
     HOWS,
     SYSTEM,
@@ -171,6 +174,25 @@ def test_any_texts_in_any_order(kind: str) -> None:
     checked()
 
 
+@pytest.mark.parametrize(("chunk", "nodes"), [(40, 32), (24, 8), (8, 4)])
+def test_what_is_kept_of_an_answer_is_its_own_in_every_layer(chunk: int, nodes: int) -> None:
+    """A window's ring is short, and a tree's nodes take its place: rows are kept before they are overwritten."""
+    asked = Request(words(7, 12), 70, SamplingParams(temperature=1.0, seed=2))
+    with patch.object(cache_module, "REACH_STEP", 8):
+        drafter = company("gemma3", known_texts("gemma3", [asked]))
+        engine = Engine(owner("gemma3"), drafter, context=100, chunk=chunk, how=Speculation(nodes), prefix=ROOM)
+        text = [*asked.prompt_ids, *one_by_one(engine, [asked])[0].tokens][:-1]
+    fresh = owner("gemma3").new_cache(slots=1, capacity=len(text), chunk=len(text))
+    owner("gemma3").forward(torch.tensor([text]), causal_plan(fresh, slice(0, 1), len(text), len(text)), rows=1)
+    wanted = fresh.save(0, 0, len(text))
+    assert engine.prefix
+    hit = engine.prefix.match([*text, 9])
+    assert hit.length == len(text) and len(hit.stretches) > 2
+    for begin, rows in hit.stretches:
+        for ours, whole in zip(rows[0], wanted, strict=True):
+            torch.testing.assert_close(ours, whole[:, begin : begin + ours.shape[1]], rtol=0, atol=1e-9)
+
+
 # --- controls -------------------------------------------------------------------------------------------
 
 
@@ -179,21 +201,30 @@ def other_rows(honest: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, slot, begin, saved: honest(self, slot, begin, [t.roll(1, dims=1) for t in saved])
 
 
+def no_state(honest: Callable[..., Any]) -> Callable[..., Any]:
+    """Zeros, and nothing that waits."""
+    return lambda *given: [torch.zeros_like(t) for t in honest(*given)]
+
+
+def one_less(honest: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, ids: shorter(honest(self, ids))
+
+
+def shorter(hit: Any) -> Any:
+    """The state of a text for one with a token less."""
+    stretches = [(begin, [[t[:, :-1] for t in store] for store in rows]) for begin, rows in hit.stretches[-1:]]
+    return type(hit)(max(0, hit.length - 1), [*hit.stretches[:-1], *stretches], hit.state) if hit.length else hit
+
+
 FAULTS: dict[str, tuple[str, type, str, Callable[[Any], Callable[..., Any]]]] = {
     "rows of other tokens": ("llama", Cache, "load", other_rows),
     "a text of other tokens": ("llama", Reader, "load", other_rows),
     "a window's rows of other tokens": ("gemma3", Cache, "load", other_rows),
     "a head's rows of other tokens": ("mtp", Lane, "load", other_rows),
-    "a state of nobody": ("qwen3_5", Cache, "state", lambda honest: lambda *a: [torch.zeros_like(t) for t in honest(*a)]),
-    "a head that waits for nothing": ("mtp", Lane, "state", lambda honest: lambda *a: [t ^ t if t.dtype == torch.bool else t for t in honest(*a)]),
-    "a state one token on": ("qwen3_5", PrefixCache, "match", lambda honest: lambda self, ids: _shorter(honest(self, ids))),
+    "a state of nobody": ("qwen3_5", Cache, "state", no_state),
+    "a head that waits for nothing": ("mtp", Lane, "state", no_state),
+    "a state one token on": ("qwen3_5", PrefixCache, "match", one_less),
 }  # fmt: skip
-
-
-def _shorter(hit: Any) -> Any:
-    """The state of a text for one with a token less."""
-    stretches = [(begin, [[t[:, :-1] for t in store] for store in rows]) for begin, rows in hit.stretches[-1:]]
-    return type(hit)(max(0, hit.length - 1), [*hit.stretches[:-1], *stretches], hit.state) if hit.length else hit
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -266,11 +297,12 @@ texts = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 @given(st.lists(st.tuples(texts, st.booleans()), max_size=14), st.booleans(), st.sampled_from([10**6, 500, 1200, 90]))
 def test_what_is_held_is_the_texts_own(asked: list[tuple[list[int], bool]], stateful: bool, limit: int) -> None:
     """Texts as the engine gives them: what is found is taken up, the rest is added in one part or in two."""
-    held, given_whole = Held(limit, stateful=stateful), set()
+    held = Held(limit, stateful=stateful)
+    before: list[list[int]] = []
     for ids, parts in asked:
         begin = held.look([*ids, 9])
         if limit == 10**6 and not stateful:
-            ends = [len(list(itertools.takewhile(lambda p: p[0] == p[1], zip(ids, e)))) for e in given_whole]
+            ends = [len(list(itertools.takewhile(lambda p: p[0] == p[1], zip(ids, e, strict=False)))) for e in before]
             assert begin == max(ends, default=0)
         middle = begin + (len(ids) - begin) // 2
         if parts and begin < middle < len(ids):
@@ -278,7 +310,7 @@ def test_what_is_held_is_the_texts_own(asked: list[tuple[list[int], bool]], stat
             begin = middle
         if begin < len(ids):
             held.add(ids, begin)
-        given_whole.add(tuple(ids))
+        before.append(ids)
         assert recounted(held.prefix) == held.prefix.nbytes <= limit
         if limit == 10**6:
             assert held.look([*ids, 9]) == len(ids)
@@ -319,5 +351,3 @@ def test_control_bytes_that_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> 
     held = Held(10**6, stateful=False)
     held.add(words(1, 10), 0)
     assert recounted(held.prefix) != held.prefix.nbytes
-
-

@@ -11,6 +11,7 @@ from torch import Tensor
 from draftproof.engine import step as step_module
 from draftproof.engine.engine import Engine
 from draftproof.engine.request import Request, SamplingParams
+from draftproof.models.target import causal_plan
 from draftproof.spec.accept import Accepted, walk
 from draftproof.spec.tree import Tree
 from tests import tiny
@@ -116,40 +117,49 @@ def test_the_mask_id_is_kept_where_the_target_writes_it() -> None:
     assert texts(decode(target, guided, asked)) == [list(text)]  # also as an accepted draft
 
 
-def test_a_finished_request_stays_untouched_beside_running_ones() -> None:
-    target, limits = tiny.target("gemma3"), (2, 30, 1)
-    asked = [
-        Request(r.prompt_ids, n, r.sampling) for r, n in zip(requests(temperature=1.0, seed=5), limits, strict=True)
-    ]
+def test_a_finished_request_leaves_its_slot_to_the_others_at_once() -> None:
+    """Every text is what it is alone, and after a result with a finish nobody holds the slot, nor hears of it again."""
+    target, limits = tiny.target("gemma3"), (2, 30, 1, 9)
+    prompts = [r.prompt_ids for r in requests(temperature=1.0, seed=5)] + [PROMPT[:4]]
+    params = SamplingParams(temperature=1.0, seed=5)
+    asked = [Request(p, n, params) for p, n in zip(prompts, limits, strict=True)]
     alone = [texts(decode(target, None, [r]))[0] for r in asked]
     engine = Engine(target, tiny.drafter(target), slots=3, context=48)
-    ended: dict[int, list[Tensor]] = {}
-    tokens: list[list[int]] = [[], [], []]
-    for result in engine.generate(asked):
-        assert result.index not in ended, "a step for a finished request"
-        tokens[result.index] += result.tokens
-        if result.finish:
-            ended[result.index] = committed(engine, result.index)
-    assert tokens == alone
-    for index, before in ended.items():
-        after = committed(engine, index)
-        assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-    assert engine.cache.lengths.tolist() == [len(r.prompt_ids) + n - 1 for r, n in zip(asked, limits, strict=True)]
+    numbers = [engine.add(r) for r in asked]
+    tokens: dict[int, list[int]] = {number: [] for number in numbers}
+    ended: list[int] = []
+    while engine.busy:
+        for result in engine.step():
+            assert result.index not in ended, "a step for a finished request"
+            tokens[result.index] += result.tokens
+            ended += [result.index] if result.finish else []
+        assert not {one.number for one in engine.table.taken} & {*ended}
+        for one in engine.table.taken:
+            assert int(engine.cache.lengths[one.slot]) == one.rows == len(one.ids) - 1
+            assert committed_equal(engine, one.slot, one.ids[: one.rows])
+    assert [*tokens.values()] == alone and len(ended) == 4
 
 
-def committed(engine: Engine, slot: int) -> list[Tensor]:
-    """Copies of the slot's committed rows in every full layer of the target's cache."""
-    cache, length = engine.cache, int(engine.cache.lengths[slot])
-    full = [i for i, shape in enumerate(cache.shapes) if shape.window is None]
-    return [store[i][slot, :, :length].clone() for store in (cache.keys, cache.values) for i in full]
+def committed_equal(engine: Engine, slot: int, text: list[int], off: int = 0) -> bool:
+    """The slot holds this text's rows: those that one causal pass over it writes, in every full layer."""
+    fresh = engine.target.new_cache(slots=1, capacity=len(text), chunk=len(text))
+    engine.target.forward(torch.tensor([text]), causal_plan(fresh, slice(0, 1), len(text), len(text)), rows=1)
+    return all(
+        torch.allclose(ours[layer][slot, :, off : len(text)], theirs[layer][0, :, : len(text) - off], rtol=0, atol=1e-9)
+        for ours, theirs in ((engine.cache.keys, fresh.keys), (engine.cache.values, fresh.values))
+        for layer, window in fresh.windows.items()
+        if window is None
+    )
 
 
-def test_the_committed_rows_of_a_running_request_do_change() -> None:
-    """Control of the comparison above: it sees a slot that goes on."""
+def test_control_rows_of_another_place_are_no_texts_own() -> None:
+    """The comparison above sees rows that are shifted by one, and those of a text with another token in it."""
     target = tiny.target("gemma3")
-    engine = Engine(target, None, slots=1, context=48)
-    steps = engine.generate(requests(PROMPTS[:1], 5))
-    next(steps), next(steps)
-    before = committed(engine, 0)
-    next(steps)
-    assert committed(engine, 0)[0].shape != before[0].shape
+    engine = Engine(target, None, context=48)
+    engine.add(requests(PROMPTS[:1], 5)[0])
+    engine.step(), engine.step()
+    one = engine.table.taken[0]
+    text = one.ids[: one.rows]
+    assert committed_equal(engine, 0, text)
+    assert not committed_equal(engine, 0, text, off=1)
+    assert not committed_equal(engine, 0, [*text[:3], text[3] ^ 1, *text[4:]])

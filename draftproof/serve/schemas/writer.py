@@ -16,71 +16,25 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
-from draftproof.serve import ranges
-from draftproof.serve.checks import Schema, check, fields, kinds_of, resolve, values
-from draftproof.serve.formats import FORMATS
-from draftproof.serve.patterns import (
+from draftproof.serve.schemas import ranges
+from draftproof.serve.schemas.checks import check
+from draftproof.serve.schemas.ebnf import (
     JSON,
     Alphabet,
-    characters,
     charset,
     literal,
     one_of,
-    pattern,
     quote,
     refuse,
     regex,
     repeated,
     without,
 )
-
-_HEX = "[0-9A-Fa-f]"
-_SURROGATES = f'[Dd] [89ABab] {_HEX} {_HEX} "\\\\u" [Dd] [C-Fc-f] {_HEX} {_HEX}'
-# A string is a rule that ends by itself: so a token may hold a string's end and what follows, and is found fast.
-_BASE = f"""
-ws ::= "" | " " | "\\n" [ \\t]{{0,20}}
-string ::= "\\"" rest
-rest ::= "\\"" | PLAIN rest | "\\\\" escape rest
-escape ::= ["\\\\/bfnrt] | "u" ([0-9A-CEFa-cef] {_HEX} {_HEX} {_HEX} | [Dd] [0-7] {_HEX} {_HEX} | {_SURROGATES})
-integer ::= {ranges.INTEGER}
-number ::= {ranges.NUMBER}
-any ::= object | array | string | number | "true" | "false" | "null"
-object ::= "{{" ws (string ":" ws any ("," ws string ":" ws any)* ws)? "}}"
-array ::= "[" ws (any ("," ws any)* ws)? "]"
-"""
-
-
-class Rules:
-    """The rules of one grammar: JSON without a schema, and what is added; the same rule is not added twice."""
-
-    def __init__(self, alphabet: Alphabet = JSON) -> None:
-        self.alphabet = alphabet
-        self._text = [_BASE.replace("PLAIN", characters(alphabet.plain))]
-        self._names: dict[str, str] = {}  # body -> rule
-        self._reserved = 0
-
-    def name(self, body: str) -> str:
-        """The rule with this body."""
-        if body not in self._names:
-            self._names[body] = self.reserve()
-            self.define(self._names[body], body)
-        return self._names[body]
-
-    def reserve(self) -> str:
-        """A name whose body `define` will give."""
-        self._reserved += 1
-        return f"r{self._reserved}"
-
-    def define(self, name: str, body: str) -> None:
-        self._text.append(f"{name} ::= {body}\n")
-
-    def once(self, name: str, body: str) -> None:
-        if body not in self._names:
-            self._names[body] = name
-            self.define(name, body)
-
-    def grammar(self, root: str) -> str:
-        return f"root ::= {root}\n{''.join(self._text)}"
+from draftproof.serve.schemas.formats import FORMATS
+from draftproof.serve.schemas.keywords import Schema, fields, kinds_of, values
+from draftproof.serve.schemas.patterns import pattern
+from draftproof.serve.schemas.references import resolve
+from draftproof.serve.schemas.rules import Rules
 
 
 class Writer:
@@ -138,7 +92,7 @@ class Writer:
         return self._refs[ref]
 
     def _string(self, schema: Schema) -> str:
-        content = content_of(schema, self.rules.alphabet)
+        content = content_of(schema, self.rules.alphabet, self.rules)
         return "string" if content is None else f'"\\"" {content} "\\""'
 
     def _object(self, schema: Schema) -> str:
@@ -209,11 +163,11 @@ class Writer:
         return self.rules.name(f'"[" ws {tail} ws "]"' if shown else '"[" ws "]"')
 
 
-def content_of(schema: Schema, alphabet: Alphabet) -> str | None:
+def content_of(schema: Schema, alphabet: Alphabet, rules: Rules) -> str | None:
     """What stands between a string's quotes; None: anything. With a length there are no escapes."""
     ecma = schema.get("pattern") or FORMATS.get(schema.get("format", ""))
     if ecma:
-        return regex(pattern(ecma, alphabet))
+        return rules.automaton(*pattern(ecma, alphabet))
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if most is not None and least > most:
         raise refuse(f"a text of at least {least} and at most {most} characters", "mend the bounds")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
-from draftproof.serve.patterns import one_of, refuse
+from draftproof.serve.schemas.ebnf import one_of, refuse
 
 MOST_DIGITS = 18  # of a whole number, and of each part of another one: every reader takes it for finite
 EXACT = 15  # decimal digits that a double keeps apart: bounds, and what is compared with them, have no more

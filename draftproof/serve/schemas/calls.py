@@ -10,11 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftproof.serve.checks import Schema, check, fields, followed, kinds_of, values
 from draftproof.serve.parsers.base import TOOL, TOOL_END
 from draftproof.serve.parsers.qwen3_coder import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END, types_of
-from draftproof.serve.patterns import TAGGED_JSON, TAGGED_TEXT, one_of, quote, refuse
-from draftproof.serve.schemas import Rules, Writer, content_of
+from draftproof.serve.schemas.checks import check
+from draftproof.serve.schemas.ebnf import TAGGED_JSON, TAGGED_TEXT, one_of, quote, refuse
+from draftproof.serve.schemas.keywords import Schema, fields, kinds_of, values
+from draftproof.serve.schemas.references import followed
+from draftproof.serve.schemas.rules import Rules
+from draftproof.serve.schemas.writer import Writer, content_of
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 KEY = re.compile(r"[^<>\s\x00-\x1f\x7f]{1,200}")  # a parameter's name between `<parameter=` and `>`
@@ -96,7 +99,7 @@ def _value(key: str, schema: Any, writer: Writer) -> str:
     """What the parser takes for a string stands as it is, everything else as JSON, in which `<` is an escape."""
     types = types_of(schema)
     if types == {"string"}:
-        return writer.rules.name(_raw(key, schema))
+        return writer.rules.name(_raw(key, schema, writer.rules))
     if types == {"string", "null"} and _loose(schema):
         return "text"
     return writer.write(schema)
@@ -108,14 +111,14 @@ def _loose(schema: Schema) -> bool:
     return all(_loose(o) for o in options) if options else not fields(schema) - {"type"}
 
 
-def _raw(key: str, schema: Any) -> str:
+def _raw(key: str, schema: Any, rules: Rules) -> str:
     if not isinstance(schema, Mapping) or not fields(schema):
         return "text"
     options = [o for word in ("anyOf", "oneOf", "allOf") for o in schema.get(word, [])]
     if options:
-        return one_of([_raw(key, o) for o in options])
+        return one_of([_raw(key, o, rules) for o in options])
     if "enum" not in schema:
-        return content_of(schema, TAGGED_TEXT) or "text"
+        return content_of(schema, TAGGED_TEXT, rules) or "text"
     for value in values(schema):
         if not isinstance(value, str) or "<" in value or not all(c in "\t\n" or c >= " " for c in value):
             raise refuse(f"the value {str(value)[:60]!r} of parameter {key!r} cannot stand in a tag", "change it")

@@ -1,0 +1,1 @@
+"""JSON schemas and tool calls as grammars: checks.py  refuses;  writer.py, calls.py  write rules."""
