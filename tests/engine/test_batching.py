@@ -101,7 +101,7 @@ def compare(kind: str, how: str, one: Coming, outcome: Outcome) -> None:
 def test_everybody_gets_what_they_get_alone(kind: str, how: str) -> None:
     """Texts, log-probabilities, finish reasons and accepted counts, for every kind of target, drafter and setting."""
 
-    @settings(deadline=None, max_examples=4, derandomize=True, database=None)
+    @settings(deadline=None, max_examples=3, derandomize=True, database=None)
     @given(schedules())
     def checked(schedule: tuple[dict[str, Any], list[Coming]]) -> None:
         check(kind, how, *schedule)

@@ -45,6 +45,7 @@ def logits(seed: int, at: int, random: float = 2.0) -> Tensor:
     scores = random * torch.randn(made.VOCAB, generator=draw)
     scores[made.ids_of("".join(chr(c) for c in range(0x20, 0x7F)))] += 2.0
     scores[CLOSING] += at / 12
+    scores[made.STOP] += at / 10
     return scores
 
 
@@ -56,7 +57,7 @@ def write(process: Process, seed: int, most: int = 400, prompt: Sequence[int] = 
         scores = logits(seed, len(ids) - len(prompt))
         if end:
             begun = next(n for n in range(len(end) - 1, -1, -1) if ids[len(ids) - n :] == end[:n])
-            scores[end[begun]] += 20 if begun else (len(ids) - len(prompt)) / 25
+            scores[end[begun]] += (len(ids) - len(prompt)) / 12 + (20 if begun else 0)
         ids.append(int(process(ids, scores).argmax()))
         if ids[-1] == made.STOP:
             break
