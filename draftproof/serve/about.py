@@ -10,9 +10,9 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from draftproof.serve.answer.shapes import ModelCard, ModelList, Version
 from draftproof.serve.errors import responses
 from draftproof.serve.served import DEFAULT_NAME, Served
-from draftproof.serve.shapes import ModelCard, ModelList, Version
 
 
 def version() -> str:

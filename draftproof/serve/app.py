@@ -13,21 +13,22 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from draftproof.serve import chat, completions, texts
 from draftproof.serve.about import guarded_routes, open_routes, version
-from draftproof.serve.answers import Answer, ChatAnswer, TextAnswer
-from draftproof.serve.asking import Asked
+from draftproof.serve.answer import texts
+from draftproof.serve.answer.objects import Answer, ChatAnswer, TextAnswer
+from draftproof.serve.answer.shapes import ChatCompletion, Detokenized, TextCompletion, Tokenized
+from draftproof.serve.answer.stream import EventStream
+from draftproof.serve.asked import chat, completions
+from draftproof.serve.asked.ask import Asked
+from draftproof.serve.asked.body import read
+from draftproof.serve.asked.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
 from draftproof.serve.auth import authorised
-from draftproof.serve.body import read
 from draftproof.serve.documents import describe, streams, takes
 from draftproof.serve.errors import ApiError, responses
 from draftproof.serve.page_files import page_routes
 from draftproof.serve.parsers.base import dumps
 from draftproof.serve.running import ClientGoneError, Run, while_connected
-from draftproof.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Sampled, TokenizeRequest
 from draftproof.serve.served import Served
-from draftproof.serve.shapes import ChatCompletion, Detokenized, TextCompletion, Tokenized
-from draftproof.serve.stream import EventStream
 
 log = logging.getLogger("draftproof")
 ANY_FAILURE = responses(400, 404, 413, 415, 429, 500, 503, 504)

@@ -9,8 +9,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from draftproof.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from draftproof.serve.shapes import ChatChunk
+from draftproof.serve.answer.shapes import ChatChunk
+from draftproof.serve.asked.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 PLACE = "#/components/schemas/{model}"

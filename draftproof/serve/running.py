@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 from starlette.requests import Request as HttpRequest
 
 from draftproof.engine.request import StepResult
-from draftproof.serve.asking import Asked
-from draftproof.serve.choice import Choice, Part
+from draftproof.serve.answer.choice import Choice, Part
+from draftproof.serve.asked.ask import Asked
 from draftproof.serve.errors import ApiError, too_slow
 from draftproof.serve.served import Served
 from draftproof.serve.worker import DrainingError, QueueFullError, Ticket

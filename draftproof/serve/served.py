@@ -14,7 +14,7 @@ from draftproof.serve.worker import Worker
 
 if TYPE_CHECKING:
     from draftproof.serve.grammar import Grammars
-    from draftproof.serve.metrics import Metrics
+    from draftproof.serve.stats.metrics import Metrics
 
 __all__ = ["ErrorAnswer", "Limits", "Parsers", "Served", "generation_defaults"]
 

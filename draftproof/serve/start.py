@@ -15,11 +15,11 @@ from draftproof.engine.propose import Drafting, Speculation
 from draftproof.errors import UserError
 from draftproof.serve.app import create_app
 from draftproof.serve.listen import bind, listen
-from draftproof.serve.log_line import LogLine
 from draftproof.serve.memory import GIB, cache_memory
-from draftproof.serve.metrics import Metrics
 from draftproof.serve.parsers import make
 from draftproof.serve.served import Limits, Parsers, Served, generation_defaults
+from draftproof.serve.stats.log_line import LogLine
+from draftproof.serve.stats.metrics import Metrics
 from draftproof.serve.worker import Report, Worker
 
 if TYPE_CHECKING:

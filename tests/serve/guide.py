@@ -45,11 +45,11 @@ def measure(load: Load, folder: Path) -> Told:
     config.write_text(json.dumps({"spec": spec(load, data, report)}))
     report.unlink(missing_ok=True)
     asked = [str(PROGRAM), "run", "-c", str(config), "--disable-console"]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "GUIDELLM__MAX_WORKER_PROCESSES": "1"}
     done = subprocess.run(asked, env=env, capture_output=True, text=True, check=False, timeout=LONGEST)
     if done.returncode or not report.is_file():
         raise RuntimeError(f"guidellm ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return read(json.loads(report.read_text())["benchmarks"][0]["requests"])
+    return read(json.loads(report.read_text())["benchmarks"][0]["requests"], len(load.prompts))
 
 
 def user(prompt: str) -> list[dict[str, str]]:
@@ -74,17 +74,19 @@ def spec(load: Load, data: Path, report: Path) -> dict[str, Any]:
     }
 
 
-def read(requests: dict[str, list[dict[str, Any]] | None]) -> Told:
+def read(requests: dict[str, list[dict[str, Any]] | None], asked: int) -> Told:
     done, lost = requests["successful"] or [], [*(requests["errored"] or []), *(requests["incomplete"] or [])]
     begun = min((one["request_start_time"] for one in done), default=0.0)
     ended = max((one["request_end_time"] for one in done), default=0.0)
+    errors = [str(one["info"].get("error") or "not complete")[:300] for one in lost]
+    errors += ["guidellm tells nothing of it"] * (asked - len(done) - len(lost))
     return Told(
         tokens=sum(one["output_tokens"] for one in done),
         seconds=ended - begun,
         first=[one["time_to_first_token_ms"] / 1000 for one in done],
         texts={prompt_of(one): one["output"] for one in done},
         prompt_tokens=sum(one["prompt_tokens"] for one in done),
-        errors=[str(one["info"].get("error") or "not complete")[:300] for one in lost],
+        errors=errors,
     )
 
 

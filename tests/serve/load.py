@@ -60,7 +60,7 @@ def servers(folder: Path, wanted: Sequence[str]) -> Iterator[tuple[list[Server],
     target, missing = str(resolve_target(TARGET)), dict[str, str]()
     resolve_drafter(DRAFTER)
     with ExitStack() as stack:
-        up = []
+        up: list[Server] = []
         for name in wanted:
             log = folder / f"{len(up)}.log"
             try:

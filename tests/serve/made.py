@@ -113,7 +113,7 @@ class Spoken:
         self.added: list[Request] = []
         self.cancelled = 0
 
-    def add(self, request: Request) -> int:
+    def add(self, request: Request, arrived: float | None = None) -> int:
         text = str(tokenizer().decode(request.prompt_ids))
         if self.fault and self.fault in text:
             raise RuntimeError("planted")

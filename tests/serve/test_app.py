@@ -16,8 +16,8 @@ import pytest
 
 from draftproof.engine.request import StepResult
 from draftproof.serve.app import create_app
-from draftproof.serve.metrics import Metrics
 from draftproof.serve.served import Limits, Parsers, Served
+from draftproof.serve.stats.metrics import Metrics
 from tests.serve.made import CONTEXT, NAME, STOP, VOCAB, eventually, ids_of, running, served, tokenizer, user
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -360,7 +360,7 @@ def raw(url: str, path: str, body: bytes) -> socket.socket:
 
 def test_a_client_that_does_not_read_ends_its_request_and_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """The app itself with a connection that takes two messages and no more, while another one is served."""
-    monkeypatch.setattr("draftproof.serve.stream.STALLED", 1.5)
+    monkeypatch.setattr("draftproof.serve.answer.stream.STALLED", 1.5)
     what = served(slots=2, pause=0.02)
     app = create_app(what)
 

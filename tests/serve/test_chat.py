@@ -10,15 +10,15 @@ import pytest
 
 from draftproof.engine.request import StepResult, TokenLogprob
 from draftproof.engine.text import TextStream
-from draftproof.serve import chat, completions
-from draftproof.serve.asking import Asked
-from draftproof.serve.body import parse
-from draftproof.serve.choice import Choice, SpecCount, spec_metrics
+from draftproof.serve.answer.choice import Choice, SpecCount, spec_metrics
+from draftproof.serve.answer.logprobs import Tokens, completion_logprobs
+from draftproof.serve.asked import chat, completions
+from draftproof.serve.asked.ask import Asked
+from draftproof.serve.asked.body import parse
+from draftproof.serve.asked.messages import for_template
+from draftproof.serve.asked.schema import ChatRequest, CompletionRequest
 from draftproof.serve.errors import ApiError
-from draftproof.serve.logprobs import Tokens, completion_logprobs
-from draftproof.serve.messages import for_template
 from draftproof.serve.parsers import Call, collect, make
-from draftproof.serve.schema import ChatRequest, CompletionRequest
 from draftproof.serve.served import Limits, Parsers, Served
 from tests.serve.made import STOP, TEMPLATE, VOCAB, ids_of, served, tokenizer, user
 

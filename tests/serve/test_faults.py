@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftproof.engine.engine import Engine
 from draftproof.engine.request import Request, StepResult
-from draftproof.serve.metrics import Metrics
+from draftproof.serve.stats.metrics import Metrics
 from draftproof.serve.worker import Worker
 from tests.serve import wire
 from tests.serve.made import NAME, eventually, ids_of, running, served, target, tokenizer
@@ -97,7 +97,9 @@ def whole(url: str, prompt: str, **fields: Any) -> str:
 
 
 def streamed(url: str, prompt: str, **fields: Any) -> str:
-    return "".join(event["choices"][0]["text"] for event in wire.events(ask(url, prompt, stream=True, **fields).content))
+    return "".join(
+        event["choices"][0]["text"] for event in wire.events(ask(url, prompt, stream=True, **fields).content)
+    )
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

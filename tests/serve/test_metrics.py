@@ -23,9 +23,9 @@ from draftproof.doctor.facts.metrics import difference, read_counters
 from draftproof.doctor.facts.spec_lines import spec_line
 from draftproof.doctor.watch import tick
 from draftproof.engine.request import EngineState, Request, StepResult
-from draftproof.serve.counts import grown
-from draftproof.serve.log_line import LogLine
-from draftproof.serve.metrics import TEXT, Metrics
+from draftproof.serve.stats.counts import grown
+from draftproof.serve.stats.log_line import LogLine
+from draftproof.serve.stats.metrics import TEXT, Metrics
 from draftproof.serve.worker import Report, Ticket
 
 DEPTH = 7
@@ -342,7 +342,7 @@ def exposed(metrics: Metrics) -> tuple[set[str], set[str]]:
 
 
 def dashboard() -> dict[str, Any]:
-    path = Path(draftproof.serve.__file__).parent / "grafana.json"
+    path = Path(draftproof.serve.__file__).parent / "stats" / "grafana.json"
     read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return read
 

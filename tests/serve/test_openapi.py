@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from draftproof.serve.metrics import Metrics
 from draftproof.serve.served import Limits, Parsers
+from draftproof.serve.stats.metrics import Metrics
 from draftproof.serve.worker import Worker
 from tests.serve.made import NAME, running, served
 

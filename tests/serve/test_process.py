@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from draftproof.serve.memory import GIB, cache_memory
-from draftproof.serve.metrics import Metrics
 from draftproof.serve.served import Limits, Parsers
+from draftproof.serve.stats.metrics import Metrics
 from tests.serve.made import CONTEXT, NAME, running, served
 
 Call = Callable[..., tuple[int, str, str]]

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from draftproof.serve.body import DEEPEST, parse, strict_json
-from draftproof.serve.errors import ApiError
-from draftproof.serve.schema import (
+from draftproof.serve.asked.body import DEEPEST, parse, strict_json
+from draftproof.serve.asked.schema import (
     HARMLESS,
     LONGEST_STOP,
     MOST_STOPS,
@@ -21,6 +20,7 @@ from draftproof.serve.schema import (
     Sampled,
     TokenizeRequest,
 )
+from draftproof.serve.errors import ApiError
 from tests.serve.made import user
 
 HERE = Path(__file__).parents[2] / "draftproof" / "serve"
@@ -120,11 +120,11 @@ def test_everything_the_openai_clients_know_is_either_taken_or_refused_with_a_hi
 def test_every_field_is_read_somewhere() -> None:
     """One that no code mentions would be accepted and ignored; those that ask for nothing are listed."""
     read = set()
-    for path in HERE.glob("*.py"):
+    for path in HERE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 read.add(node.attr)
-            if isinstance(node, ast.Constant) and path.name == "asking.py" and isinstance(node.value, str):
+            if isinstance(node, ast.Constant) and path.name == "ask.py" and isinstance(node.value, str):
                 read.add(node.value)  # sampling parameters are fetched by name
     taken = (
         ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys() | TokenizeRequest.model_fields.keys()

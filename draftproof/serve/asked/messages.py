@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from draftproof.serve.fields import Strict
+from draftproof.serve.asked.fields import Strict
 
 NOT_TEXT = ("image_url", "input_audio", "file", "video_url", "audio_url", "refusal", "image", "video")
 

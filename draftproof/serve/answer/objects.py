@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftproof.serve.asking import Asked
-from draftproof.serve.choice import Part, spec_metrics
-from draftproof.serve.logprobs import Tokens, chat_logprobs, completion_logprobs
+from draftproof.serve.answer.choice import Part, spec_metrics
+from draftproof.serve.answer.logprobs import Tokens, chat_logprobs, completion_logprobs
+from draftproof.serve.answer.shapes import ChatMessage, RequestMetrics, Usage
+from draftproof.serve.asked.ask import Asked
+from draftproof.serve.asked.schema import Sampled, StreamOptions
 from draftproof.serve.parsers import CallDelta, collect
-from draftproof.serve.schema import Sampled, StreamOptions
 from draftproof.serve.served import Served
-from draftproof.serve.shapes import ChatMessage, RequestMetrics, Usage
 
 Json = Mapping[str, Any]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from draftproof.serve.chat import plain
-from draftproof.serve.prompts import from_chat, from_ids, from_text
-from draftproof.serve.schema import DetokenizeRequest, TokenizeRequest
+from draftproof.serve.answer.shapes import Detokenized, Tokenized
+from draftproof.serve.asked.chat import plain
+from draftproof.serve.asked.prompts import from_chat, from_ids, from_text
+from draftproof.serve.asked.schema import DetokenizeRequest, TokenizeRequest
 from draftproof.serve.served import Served
-from draftproof.serve.shapes import Detokenized, Tokenized
 
 
 async def tokenize(served: Served, sent: TokenizeRequest) -> Tokenized:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from draftproof.engine.request import EngineState
-from draftproof.serve.counts import Drafts, grown
+from draftproof.serve.stats.counts import Drafts, grown
 from draftproof.serve.worker import Report
 
 log = logging.getLogger("draftproof")

@@ -14,8 +14,8 @@ from fastapi import APIRouter, Response
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from draftproof.engine.request import EngineState, StepResult
-from draftproof.serve.counts import Drafts, grown
-from draftproof.serve.families import Families, Reason
+from draftproof.serve.stats.counts import Drafts, grown
+from draftproof.serve.stats.families import Families, Reason
 from draftproof.serve.worker import Report, Ticket
 
 # Every Prometheus reads it. Not OpenMetrics: there prometheus_client 0.26 writes `_` for the `:` of a sample's name.

@@ -7,8 +7,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from draftproof.serve.choice import DraftDetails, SpeculativeDecoding
-from draftproof.serve.logprobs import ChatLogprobs, CompletionLogprobs
+from draftproof.serve.answer.choice import DraftDetails, SpeculativeDecoding
+from draftproof.serve.answer.logprobs import ChatLogprobs, CompletionLogprobs
 
 Finish = Literal["stop", "length", "tool_calls"]
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, model_validator
 
+from draftproof.serve.asked.fields import Strict
+from draftproof.serve.asked.messages import Message
 from draftproof.serve.errors import FieldError
-from draftproof.serve.fields import Strict
-from draftproof.serve.messages import Message
 
 MOST_STOPS, LONGEST_STOP = 16, 16_384  # stop strings of a request, and characters of each
 MOST_STOP_IDS, MOST_BIASES = 1024, 1024

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from draftproof.serve.asked.messages import Message, for_template
 from draftproof.serve.errors import bad
-from draftproof.serve.messages import Message, for_template
 from draftproof.serve.served import Served
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from draftproof.errors import UserError
 from draftproof.serve import parsers
-from draftproof.serve.asking import Asked, MakeGrammar, Manner, ask
+from draftproof.serve.asked.ask import Asked, MakeGrammar, Manner, ask
+from draftproof.serve.asked.prompts import from_chat, reads, require_prompt, template_of
+from draftproof.serve.asked.schema import ChatRequest, NamedTool, SchemaFormat, Tool
 from draftproof.serve.errors import bad
 from draftproof.serve.parsers import Parser
-from draftproof.serve.prompts import from_chat, reads, require_prompt, template_of
-from draftproof.serve.schema import ChatRequest, NamedTool, SchemaFormat, Tool
+from draftproof.serve.schemas.calls import readable
 from draftproof.serve.served import Served
 
 
@@ -105,7 +107,7 @@ def grammar_of(
 
 
 def parser_of(served: Served, sent: ChatRequest, tools: list[dict[str, Any]], thinking: bool) -> Callable[[], Parser]:
-    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    schemas = {tool["function"]["name"]: typed(tool["function"].get("parameters") or {}) for tool in tools}
     return partial(
         parsers.make,
         served.parsers.reasoning,
@@ -115,6 +117,14 @@ def parser_of(served: Served, sent: ChatRequest, tools: list[dict[str, Any]], th
         tool_choice_none=choice_of(sent) == "none",
         new_id=new_call_id,
     )
+
+
+def typed(parameters: dict[str, Any]) -> Mapping[str, Any]:
+    """Parameters whose types the parser can read; as they are where their references lead nowhere."""
+    try:
+        return readable(parameters)
+    except UserError:
+        return parameters
 
 
 def new_call_id() -> str:

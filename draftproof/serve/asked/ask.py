@@ -10,12 +10,12 @@ from typing import Any
 from draftproof.engine.request import Request, SamplingParams
 from draftproof.engine.text import TextStream
 from draftproof.errors import UserError
-from draftproof.serve.choice import Choice
+from draftproof.serve.answer.choice import Choice
+from draftproof.serve.asked.min_tokens import MinTokens
+from draftproof.serve.asked.prompts import Prompt
+from draftproof.serve.asked.schema import Sampled
 from draftproof.serve.errors import bad, from_user_error
-from draftproof.serve.min_tokens import MinTokens
 from draftproof.serve.parsers import Parser
-from draftproof.serve.prompts import Prompt
-from draftproof.serve.schema import Sampled
 from draftproof.serve.served import Served
 
 GRAMMAR_SECONDS = 10.0  # for compiling one

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from draftproof.serve.answers import Answer
+from draftproof.serve.answer.objects import Answer
 from draftproof.serve.errors import ApiError
 from draftproof.serve.parsers.base import dumps
 from draftproof.serve.running import Run

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from draftproof.serve import parsers
-from draftproof.serve.asking import Asked, Manner, ask
-from draftproof.serve.chat import new_call_id
+from draftproof.serve.asked.ask import Asked, Manner, ask
+from draftproof.serve.asked.chat import new_call_id
+from draftproof.serve.asked.prompts import from_ids, from_text, require_prompt
+from draftproof.serve.asked.schema import CompletionRequest
 from draftproof.serve.errors import bad
-from draftproof.serve.prompts import from_ids, from_text, require_prompt
-from draftproof.serve.schema import CompletionRequest
 from draftproof.serve.served import Served
 
 

@@ -1,0 +1,1 @@
+"""What a client asks: bodies, fields, prompts -> requests of the engine."""

@@ -1,0 +1,1 @@
+"""What an operator sees: Prometheus metrics with their dashboard, and the log lines."""
