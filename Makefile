@@ -7,14 +7,14 @@ READY := $(VENV)/.ready
 PROMPT ?= Explain why the sky is blue.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint test-real test-ssh vllm-kit test-vllm test-llamacpp demo-doctor fault-table test-gpu bench clean docs
+.PHONY: run test lint test-real test-serve bench-serve soak test-ssh vllm-kit test-vllm test-llamacpp demo-doctor fault-table test-gpu bench clean docs
 
 run: export DRAFTPROOF_PROMPT := $(value PROMPT)
 run: $(READY)
 	@$(BIN)/draftproof run "$$DRAFTPROOF_PROMPT" --max-tokens 160 --stats --compare
 
 test: $(READY)
-	$(BIN)/python -m pytest -rs -m "not real and not gpu and not ssh and not vllm and not llamacpp"
+	$(BIN)/python -m pytest -rs -m "not real and not gpu and not ssh and not vllm and not llamacpp and not serve and not browser"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -26,6 +26,18 @@ lint: $(READY)
 test-real: $(READY)
 	$(BIN)/python -m pip install -q --no-deps dflash==0.1.0
 	$(BIN)/python -m pytest -rs -m real --durations=10
+
+# The server as a process of its own: both official clients, faults, fuzzing, the page in Chromium, the doctor on it.
+test-serve: $(READY)
+	$(BIN)/python -m pytest -rs -m "serve or browser" --durations=15
+
+# Our server beside transformers' under the same load, driven by guidellm: about 15 minutes, on a quiet machine.
+bench-serve: $(READY)
+	$(BIN)/python -m tests.serve.load
+
+# A thousand mixed requests: errors by kind, and whether memory stays flat.
+soak: $(READY)
+	$(BIN)/python -m tests.serve.soak
 
 # The launch path over a real sshd on loopback, with bash, dash, zsh and fish as login shells. Tests skip with a reason
 # where one of them, or the right to add users, is missing.

@@ -74,6 +74,10 @@ class Reader(tiny.KnowingTree):
     def swap(self, one: int, other: int, reach: int) -> None:
         self.read[one], self.read[other] = self.read[other][:reach], self.read[one][:reach]
 
+    def fork(self, source: int, slots: Slots, reach: int | None = None) -> None:
+        for slot in self._slots(slots):
+            self.read[slot] = self.read[source][:reach]
+
     def resize(self, slots: int, capacity: int) -> None:
         assert all(len(read) <= capacity for read in self.read[:slots])
         self.read = (self.read + [[] for _ in range(slots)])[:slots]

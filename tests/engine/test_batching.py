@@ -132,10 +132,10 @@ def a_token_less(one: InFlight) -> int:
 
 
 FAULTS: dict[str, tuple[str, type, str, Any]] = {
-    "rows stay when slots are exchanged": ("llama", Cache, "swap", skipped),
-    "a state stays when slots are exchanged": ("qwen3_5", RecurrentStore, "swap", skipped),
-    "a row that waits stays when slots are exchanged": ("mtp", Lane, "swap", lambda s, a, b, r: s.cache.swap(a, b, r)),
-    "a drafter's context stays when slots are exchanged": ("llama", Reader, "swap", skipped),
+    "rows stay when a slot is moved": ("llama", Cache, "fork", skipped),
+    "a state stays when a slot is moved": ("qwen3_5", RecurrentStore, "fork", skipped),
+    "a row that waits stays when a slot is moved": ("mtp", Lane, "fork", lambda s, a, b, r: s.cache.fork(a, b, r)),
+    "a drafter's context stays when a slot is moved": ("llama", Reader, "fork", skipped),
     "a slot keeps the state of who was there": ("qwen3_5", RecurrentStore, "drop", skipped),
     "slots have holes": ("llama", SlotTable, "order", skipped),
     "a resumed text has a token less": ("llama", InFlight, "goal", property(a_token_less)),

@@ -83,6 +83,7 @@ def test_moves_and_sizes_change_nothing(kind: str) -> None:
     """Any exchanges, and any sizes that the longest text fits in: wider, narrower than a ring, more and fewer slots."""
     moves = st.one_of(
         st.tuples(st.just("swap"), st.integers(0, 2), st.integers(0, 2)),
+        st.tuples(st.just("fork"), st.integers(0, 2), st.just(3)),
         st.tuples(st.just("resize"), st.integers(3, 6), st.integers(70, 200)),
     )
 
@@ -96,6 +97,11 @@ def test_moves_and_sizes_change_nothing(kind: str) -> None:
             for store in stores:
                 if move == "resize":
                     store.resize(a, b)
+                elif move == "fork":  # away and back
+                    store.resize(4, 80)
+                    store.fork(a, slice(3, 4), LENGTHS[where[a]])
+                    store.drop(slice(a, a + 1))
+                    store.fork(3, slice(a, a + 1), LENGTHS[where[a]])
                 else:
                     store.swap(a, b, max(LENGTHS[where[a]], LENGTHS[where[b]]))
             if move == "swap":
