@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 PROMPT ?= Explain why the sky is blue.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint test-real test-serve bench-serve soak test-ssh vllm-kit test-vllm test-llamacpp demo-doctor fault-table test-gpu bench clean docs
+.PHONY: run test lint test-real test-serve guidellm-kit bench-serve soak test-ssh vllm-kit test-vllm test-llamacpp demo-doctor fault-table test-gpu bench clean docs
 
 run: export DRAFTPROOF_PROMPT := $(value PROMPT)
 run: $(READY)
@@ -31,13 +31,23 @@ test-real: $(READY)
 test-serve: $(READY)
 	$(BIN)/python -m pytest -rs -m "serve or browser" --durations=15
 
-# Our server beside transformers' under the same load, driven by guidellm: about 15 minutes, on a quiet machine.
-bench-serve: $(READY)
-	$(BIN)/python -m tests.serve.load
+# Our server beside transformers' under the same load, driven by guidellm in an environment of its own: about 15 minutes,
+# on a quiet machine.
+GUIDELLM_VENV ?= $(HOME)/venvs/guidellm
+guidellm-kit: $(READY)
+	@if [ ! -x $(GUIDELLM_VENV)/bin/guidellm ]; then \
+	  $(PYTHON) -m venv $(GUIDELLM_VENV) && \
+	  $(GUIDELLM_VENV)/bin/python -m pip install -q "$$(grep '^torch==' constraints.txt)" numpy && \
+	  $(GUIDELLM_VENV)/bin/python -m pip install -q guidellm==0.8.1; \
+	fi
 
-# A thousand mixed requests: errors by kind, and whether memory stays flat.
+bench-serve: guidellm-kit
+	OMP_NUM_THREADS=2 DRAFTPROOF_GUIDELLM=$(GUIDELLM_VENV) $(BIN)/python -m tests.serve.load
+
+# A thousand mixed requests: errors by kind, and whether memory stays flat. By time: make soak SOAK="--minutes 30"
+SOAK ?= --requests 1000
 soak: $(READY)
-	$(BIN)/python -m tests.serve.soak
+	$(BIN)/python -m tests.serve.soak $(SOAK)
 
 # The launch path over a real sshd on loopback, with bash, dash, zsh and fish as login shells. Tests skip with a reason
 # where one of them, or the right to add users, is missing.

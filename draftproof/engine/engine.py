@@ -6,7 +6,7 @@ import itertools
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -158,8 +158,7 @@ class Engine:
         if self._steps % RECOVER == 0 and self.most < self.slots:
             self.most += 1
         self._make_room()
-        decoding = self.table.decoding
-        results = self._guarded(self._decode, decoding) if decoding else []
+        results = self._decode_all(self.table.decoding)
         self._admit()
         return results + self._prefill()
 
@@ -193,8 +192,6 @@ class Engine:
     def _admit(self) -> None:
         while self.waiting and len(self.table.taken) < self.most:
             one, taken = self.waiting[0], self.table.taken
-            if taken and (one.alone or any(other.alone for other in taken)):
-                return
             rows = max(r.goal for r in (one, *taken)) + (HEADROOM if taken else 1)
             if not self.table.fit(len(taken) + 1, min(rows, self.context)):
                 return
@@ -284,24 +281,36 @@ class Engine:
         ready: list[tuple[InFlight, Tensor]] = []
 
         def stretch(batch: Sequence[InFlight]) -> list[StepResult]:
-            logits = self.run_prompt(batch[0], min(self.chunk, room or self.chunk))
-            if logits is not None:
-                ready.append((batch[0], logits))
-            return []
-
-        while (room is None or room > 0) and (rest := [one for one in self.table.taken if one.rows < one.goal]):
-            one = min(rest, key=lambda one: (one.turn, one.number))
+            one = batch[0]
             if not one.looked:
                 self._take_up(one)
+            if one.rows < one.goal:  # a text that goes on may have been taken up whole
+                logits = self.run_prompt(one, min(self.chunk, room or self.chunk))
+                if logits is not None:
+                    ready.append((one, logits))
+            return []
+
+        while (room is None or room > 0) and (rest := self._unread()):
+            one = min(rest, key=lambda one: (one.turn, one.number))
             begun, one.turn = one.rows, next(self._turns)
-            if begun < one.goal:  # a text that goes on may have been taken up whole
-                results += self._guarded(stretch, [one])
+            results += self._guarded(stretch, [one])
             if room is not None:
                 room -= max(1, one.rows - begun)
-        if ready:
-            results += self._guarded(lambda _: self._first(ready), [one for one, _ in ready])
+        suspect = any(one.alone for one, _ in ready)
+        for some in [[pair] for pair in ready] if suspect else [ready] if ready else []:
+            results += self._guarded(lambda _, some=some: self._first(some), [one for one, _ in some])  # type: ignore[misc]
         self.table.order()
         return results
+
+    def _unread(self) -> list[InFlight]:
+        """Requests whose prompts are not through. Of several with the same prompt the first leaves it to the others."""
+        rest = [one for one in self.table.taken if one.rows < one.goal]
+        if not self.prefix:
+            return rest
+        firsts: dict[Hashable, InFlight] = {}
+        for one in sorted(rest, key=lambda one: one.number):
+            firsts.setdefault(one.number if one.emitted else one.prompt, one)
+        return list(firsts.values())
 
     def run_prompt(self, one: InFlight, most: int) -> Tensor | None:
         """Run a stretch of at most `most` tokens; logits [V] behind the prompt's last one when it was that."""
@@ -338,6 +347,25 @@ class Engine:
 
     # ---- decoding
 
+    def _decode_all(self, requests: Sequence[InFlight]) -> list[StepResult]:
+        """Together; after a fault one by one for a step, so that it shows whose it is."""
+        if not any(one.alone for one in requests):
+            return self._guarded(self._decode, requests) if requests else []
+        results = []
+        for one in requests:
+            results += self._guarded(self._decode_alone, [one])
+        self.table.order()
+        return results
+
+    def _decode_alone(self, requests: Sequence[InFlight]) -> list[StepResult]:
+        one = requests[0]
+        batch = self._batch_of(requests, slice(one.slot, one.slot + 1))
+        if self.proposer:
+            self.proposer.changed()
+        done = step(batch, self.target, self.cache, self.proposer)
+        one.alone, self._batch = False, None
+        return self._tell(done, requests)
+
     def _decode(self, requests: Sequence[InFlight]) -> list[StepResult]:
         if self._batch is None or len(self._batch.left) != len(requests):
             self._batch = self._batch_of(requests, slice(0, len(requests)))
@@ -345,10 +373,7 @@ class Engine:
                 self.proposer.changed()
         self._batch.longest = max(len(one.ids) for one in requests)
         self._batch.left = [one.left for one in requests]
-        done = step(self._batch, self.target, self.cache, self.proposer)
-        for one in requests:
-            one.alone = False
-        return self._tell(done, requests)
+        return self._tell(step(self._batch, self.target, self.cache, self.proposer), requests)
 
     def _batch_of(self, requests: Sequence[InFlight], slots: slice) -> Batch:
         aware = self.proposer is not None and self.proposer.how.noise_aware
@@ -377,27 +402,31 @@ class Engine:
     def _guarded(
         self, act: Callable[[Sequence[InFlight]], list[StepResult]], requests: Sequence[InFlight]
     ) -> list[StepResult]:
-        """A fault in a batch: everybody goes on alone, so that it shows whose it is. A fault of one alone ends it."""
+        """After a fault all of it is run again, one by one; a fault of one by itself ends it."""
         try:
             return act(requests)
         except Exception as error:
             if not self.isolate:
                 raise
-            company = len(self.table.taken) > 1
             self._batch = None
             if self.proposer:
                 self.proposer.changed()
             if short_of_memory(error):
-                self.most = max(1, len(self.table.taken) // 2)
-                if self.prefix and self.prefix.nbytes:
-                    self.prefix.clear()
-                    company = True
-            again = [one for one in requests if company and not one.alone]
-            ended = [one for one in requests if one not in again]
-            self._leave(ended, keep=False)
-            self._preempt(again, keep=False, alone=True)
+                self._give_way()
+            again = len(requests) > 1 or not requests[0].alone
+            ended = () if again else requests
+            if again:
+                self._preempt(requests, keep=False, alone=True)
+            else:
+                self._leave(ended, keep=False)
             what = "out of memory" if short_of_memory(error) else f"{type(error).__name__}: {error}"
             return [StepResult(one.number, [], 0, "error", error=what) for one in ended]
+
+    def _give_way(self) -> None:
+        """What earlier requests left makes room, and so does company."""
+        if self.prefix:
+            self.prefix.clear()
+        self.most = max(1, len(self.table.taken) // 2)
 
     def _count(self, **more: int) -> None:
         self._counted = replace(self._counted, **{k: getattr(self._counted, k) + v for k, v in more.items()})

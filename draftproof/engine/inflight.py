@@ -17,6 +17,7 @@ class InFlight:
     arrived: float  # time.monotonic()
     params: SamplingParams = field(init=False)  # with a seed
     ids: list[int] = field(init=False)
+    prompt: tuple[str, int] = field(init=False)  # the same for the same prompt
     slot: int = -1
     rows: int = 0
     kept: int = 0  # rows that the prefix cache was given
@@ -30,6 +31,7 @@ class InFlight:
 
     def __post_init__(self) -> None:
         self.params, self.ids = self.request.sampling.seeded(), list(self.request.prompt_ids)
+        self.prompt = ("prompt", hash(tuple(self.ids)))
 
     @property
     def emitted(self) -> int:

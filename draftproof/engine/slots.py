@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftproof.engine.batch import Store
+from draftproof.engine.faults import short_of_memory
 from draftproof.engine.inflight import InFlight
 from draftproof.engine.propose import Proposer
 from draftproof.models.cache import Cache
@@ -58,8 +59,7 @@ class SlotTable:
         )
         exact = min(self.context, -(-rows // 64) * 64)
         for slots, length in ((wider, longer), (requests, longer), (requests, exact)):
-            if self.memory is None or self.bytes_for(slots, length) <= self.memory:
-                self._resize(slots, length)
+            if (self.memory is None or self.bytes_for(slots, length) <= self.memory) and self._resized(slots, length):
                 return True
         return False
 
@@ -109,6 +109,15 @@ class SlotTable:
         self.at[slot], self.at[source], one.slot = one, other, slot
         if other is not None:
             other.slot = source
+
+    def _resized(self, slots: int, rows: int) -> bool:
+        try:
+            self._resize(slots, rows)
+        except Exception as error:
+            if not short_of_memory(error):
+                raise
+            return False
+        return True
 
     def _resize(self, slots: int, rows: int) -> None:
         self._close_up()

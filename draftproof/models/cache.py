@@ -151,25 +151,25 @@ class Cache:
 
     def resize(self, slots: int, capacity: int) -> None:
         """Room for `slots` requests of `capacity` rows; what lies beyond either is lost. Layer by layer, so that at
-        most one of them is in memory twice."""
-        self.capacity = self._capacity(capacity)
-        kept = min(slots, self.slots)
+        most one of them is in memory twice; where that runs out, what was there before still is."""
+        wanted, kept = self._capacity(capacity), min(slots, self.slots)
+        self.capacity, self.slots = min(self.capacity, wanted), kept
         for layer, old in list(self.rows.items()):
             shape = self.shapes[layer]
             assert isinstance(shape, LayerShape)
-            rows = self._rows(shape, self.capacity)
-            for stores in (self.keys, self.values):
-                before = stores.pop(layer)
+            rows, made = self._rows(shape, wanted), []
+            for before in self._stores(layer):
                 store = before.new_zeros(slots, shape.kv_heads, rows, shape.head_dim)
                 both = min(old, rows)
                 store[:kept, :, :both] = before[:kept, :, :both]
-                stores[layer] = store
+                made.append(store)
+            self.keys[layer], self.values[layer] = made
             self.rows[layer] = rows
         for state in self.states.values():
             state.resize(slots)
         lengths = self.lengths.new_zeros(slots)
         lengths[:kept] = self.lengths[:kept]
-        self.lengths, self.slots = lengths, slots
+        self.lengths, self.slots, self.capacity = lengths, slots, wanted
 
     def bytes_a_slot(self, capacity: int) -> int:
         """Memory of one request with room for `capacity` rows."""
