@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from draftproof.serve.served import Limits, Parsers
+from draftproof.serve.stats.families import ENGINE
 from draftproof.serve.stats.metrics import Metrics
 from draftproof.serve.worker import Worker
 from tests.serve.made import NAME, running, served
