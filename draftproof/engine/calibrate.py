@@ -52,16 +52,18 @@ def auto_for(
 
 def autos_for(target: Target, drafter: Drafter, how: Speculation, *, context: int, slots: int) -> Autos:
     """The same for a server: choices for 1, 2, 4, ... requests at once up to `slots`, greedy and sampled. With several
-    at once only contexts up to SEVERAL are measured: there the number of rows decides, not what they attend to."""
+    at once only contexts up to SEVERAL are measured: there the number of rows decides, not what they attend to. In
+    service, rounds correct what was measured with nothing else to do."""
     sizes = sorted({min(2**i, slots) for i in range(slots.bit_length() + 1)})
     rooms = {n: context if n == 1 else min(context, SEVERAL) for n in sizes}
-    return Autos(
-        {
-            (n, sampled): auto_for(target, drafter, how, context=rooms[n], sampled=sampled, slots=n)
-            for n in sizes
-            for sampled in (False, True)
-        }
-    )
+    choices = {
+        (n, sampled): auto_for(target, drafter, how, context=rooms[n], sampled=sampled, slots=n)
+        for n in sizes
+        for sampled in (False, True)
+    }
+    for auto in choices.values():
+        auto.live = True
+    return Autos(choices)
 
 
 def costs_for(

@@ -343,7 +343,7 @@ class Engine:
         taken = walk(tree, choices(batch, logits, Round(tree), positions), batch.stops, batch.budget)
         advance(batch, taken)
         scores = None if batch.logprobs is None else scores_of(logits, taken, batch.logprobs)
-        return self._tell(Step(tree, taken, scores), requests, prefill=True)
+        return self._settle(emit(Step(tree, taken, scores), requests, prefill=True), requests, prefill=True)
 
     # ---- decoding
 
@@ -364,7 +364,7 @@ class Engine:
             self.proposer.changed()
         done = step(batch, self.target, self.cache, self.proposer)
         one.alone, self._batch = False, None
-        return self._tell(done, requests)
+        return self._settle(emit(done, requests), requests)
 
     def _decode(self, requests: Sequence[InFlight]) -> list[StepResult]:
         if self._batch is None or len(self._batch.left) != len(requests):
@@ -373,7 +373,12 @@ class Engine:
                 self.proposer.changed()
         self._batch.longest = max(len(one.ids) for one in requests)
         self._batch.left = [one.left for one in requests]
-        return self._tell(step(self._batch, self.target, self.cache, self.proposer), requests)
+        begun = time.perf_counter()
+        done = step(self._batch, self.target, self.cache, self.proposer)
+        results = emit(done, requests)
+        if self.proposer:
+            self.proposer.felt(time.perf_counter() - begun)
+        return self._settle(results, requests)
 
     def _batch_of(self, requests: Sequence[InFlight], slots: slice) -> Batch:
         aware = self.proposer is not None and self.proposer.how.noise_aware
@@ -386,8 +391,10 @@ class Engine:
             )
         return batch
 
-    def _tell(self, done: Step, requests: Sequence[InFlight], *, prefill: bool = False) -> list[StepResult]:
-        results = emit(done, requests, prefill=prefill)
+    def _settle(
+        self, results: list[StepResult], requests: Sequence[InFlight], *, prefill: bool = False
+    ) -> list[StepResult]:
+        """Who has ended leaves; what is worth keeping is kept."""
         self._leave([one for one in requests if not one.running])
         if prefill:
             self._batch = None

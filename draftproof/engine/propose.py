@@ -72,6 +72,7 @@ class Proposer:
         self.measured = Measured() if auto else None
         self.backlog = Backlog(drafter)
         self._asked = True  # the drafter, in the round at hand
+        self._round: tuple[Auto, int, int] | None = None  # whose choice the round at hand is, its nodes, its context
 
     @property
     def most(self) -> int:
@@ -91,6 +92,7 @@ class Proposer:
         levels = min(self.drafter.depth, max(batch.left))
         auto = self.autos.of(len(batch.left), batch.sampling.sampled) if self.autos else None
         self._asked = levels >= 1 and not batch.undrafted and self._drafts(auto)
+        self._round = (auto, 0, batch.longest) if auto and not self._asked else None
         if not self._asked:
             return Round(chain(batch.anchors))
         self.backlog.take_in()
@@ -108,6 +110,7 @@ class Proposer:
         tree = self._capped(batch, tree)
         if self.measured and auto:
             nodes = self.measured.choose(auto, batch, tree)
+            self._round = (auto, auto.last, batch.longest) if nodes else None
             line = nodes == 0 or (self.how.builder.spine and nodes <= levels)
             tree = tree.cut(nodes + 1)
         return Round(self._shaped(batch, tree, line), noise)
@@ -145,6 +148,12 @@ class Proposer:
         """What became of the drafts, for the measured choice."""
         if self.measured:
             self.measured.learn(taken)
+
+    def felt(self, seconds: float) -> None:
+        """How long the round took."""
+        if self._round and self._round[0].live:
+            auto, nodes, context = self._round
+            auto.felt(nodes, seconds, context)
 
     def extend(self, slots: slice, features: Tensor, counts: Tensor, reach: int) -> None:
         """Committed rows of a round: features [R, S, F], of which the first counts [R] stay. Where the drafter was not

@@ -24,6 +24,12 @@ SMOOTH = 0.2  # weight of the newest round in the running ratio
 BENEFIT = 0.05  # of the doubt: how far above plain decoding the ratio starts, so that one dull passage does not decide
 MEMORY = 400.0  # followed branches that a calibration remembers
 FORGET = 100.0  # rounds in which an untested factor goes most of the way back to the drafter's own word
+PROBE = 48  # drafted rounds after which a plain one tells again how long it takes
+FELT = {
+    True: 0.3,
+    False: 0.1,
+}  # weight of the newest round's time: of a plain one, which are rare, and of a drafted one
+FAR = 5.0  # a round that took so many times longer, or shorter, than measured says no more than this
 PRIOR = 8.0  # branches' worth of trust in the drafter's own probabilities
 
 
@@ -183,18 +189,31 @@ class Auto:
     waiting: float = 0.0  # tokens left of this one
     last: int = 0
     place: str = ""  # what the costs belong to, so that a pause is kept for the same machine alone
+    live: bool = False  # rounds in service tell how long they took: what is measured alone may not hold under load
+    slower: dict[bool, float] = field(default_factory=lambda: {True: 1.0, False: 1.0})  # than measured: plain, drafted
+    since_plain: int = 0
 
     @property
     def most(self) -> int:
         return self.costs.nodes[-1]
 
     def drafts(self) -> bool:
+        if self.live and self.since_plain >= PROBE:
+            return False
         return self.waiting <= 0 and self.most > 0  # no budget at all can pay where 0 is the only one measured
+
+    def felt(self, nodes: int, seconds: float, context: int) -> None:
+        """A round of so many nodes took so long, in service."""
+        plain = nodes == 0
+        self.since_plain = 0 if plain else self.since_plain + 1
+        told = self.costs.at(context)[self.costs.nodes.index(nodes)]
+        ratio = min(max(seconds / told, 1 / FAR), FAR)
+        self.slower[plain] += FELT[plain] * (ratio - self.slower[plain])
 
     def choose(self, trees: Sequence[tuple[Nodes, str]], context: int) -> int:
         """Nodes for a round whose drafts are made: trees of the running requests with their calibrations' names."""
         gains = [tree.gains(self._calibration(name)) for tree, name in trees]
-        seconds = self.costs.at(context)
+        seconds = [s * self.slower[i == 0] for i, s in enumerate(self.costs.at(context))]
         plain = seconds[0]
         rates = {}
         for nodes, spent in zip(self.costs.nodes[1:], seconds[1:], strict=True):

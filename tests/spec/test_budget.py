@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -26,6 +27,7 @@ from draftproof.spec.budget import (
     MEMORY,
     MOST_NODES,
     PRIOR,
+    PROBE,
     Auto,
     Calibration,
     Costs,
@@ -461,3 +463,41 @@ def test_a_factor_that_kept_itself_from_being_tested_comes_back() -> None:
     assert rounds(100, 7)[-1] == 7
     assert Counter(rounds(500, 3)[-200:]).most_common(1)[0][0] == 3  # longer ones are tried now and then
     assert rounds(2000, 7)[-1] == 7
+
+
+# --- rounds in service -----------------------------------------------------------------------------------
+
+
+def busy(slower: float, rounds: int, *, live: bool = True) -> tuple[Auto, list[int]]:
+    """A machine on which drafted rounds take `slower` times what was measured, and plain ones exactly that."""
+    auto, chosen = Auto(costs(1, 1.2, 1.2, 1.3, 3), live=live), []
+    for _ in range(rounds):
+        nodes = 0
+        if auto.drafts():
+            nodes = auto.choose([(line_of(32, 0.7), "")], 50)
+        else:
+            auto.plain(1.0)
+        spent = auto.costs.at(50)[auto.costs.nodes.index(nodes)]
+        if live:
+            auto.felt(nodes, spent * (slower if nodes else 1.0), 50)
+        chosen.append(nodes)
+    return auto, chosen
+
+
+def test_drafting_ends_where_service_makes_it_dearer_than_it_was_measured() -> None:
+    assert sum(n > 0 for n in busy(1.0, 400)[1]) > 380  # it pays, as measured
+    drafted = sum(n > 0 for n in busy(4.0, 400)[1])
+    assert drafted < 60, drafted
+    assert sum(n > 0 for n in busy(4.0, 400, live=False)[1]) == 400  # control: nobody tells it
+
+
+def test_a_plain_round_now_and_then_tells_how_long_it_takes() -> None:
+    _, chosen = busy(1.0, 400)
+    gaps = [i for i, n in enumerate(chosen) if n == 0]
+    assert gaps and max(b - a for a, b in itertools.pairwise([0, *gaps])) <= PROBE + 1
+
+
+def test_one_hiccup_of_the_machine_decides_nothing() -> None:
+    auto, _ = busy(1.0, 100)
+    auto.felt(auto.last, 1000.0, 50)
+    assert auto.drafts() and auto.choose([(line_of(32, 0.7), "")], 50) > 0
