@@ -16,7 +16,7 @@ from draftproof.engine.batch import Batch, Drafter, batch_of
 from draftproof.engine.emit import emit
 from draftproof.engine.faults import short_of_memory
 from draftproof.engine.inflight import InFlight
-from draftproof.engine.prefix import PrefixCache
+from draftproof.engine.keeper import Keeper
 from draftproof.engine.propose import Proposer, Round, Speculation
 from draftproof.engine.request import EngineState, Request, StepResult
 from draftproof.engine.slots import SlotTable
@@ -28,7 +28,6 @@ from draftproof.spec.budget import Auto, Autos
 from draftproof.spec.tree import chain
 
 PREFILL_CHUNK = 512  # prompt rows per forward
-LAST_STRETCH = 16  # a state is kept this many tokens before a prompt's end, where the next turn may begin to differ
 HEADROOM = 64  # rows that a newcomer must leave to everybody, or it would be sent away again at once
 RECOVER = 64  # steps after which one more request is tried again when memory was short
 
@@ -85,11 +84,7 @@ class Engine:
                 f"{self.table.bytes_for(1, context) / 2**30:.2f} GiB",
                 "give it more, or lower the context",
             )
-        stateful = any(store.stateful for store in self.table.stores)
-        self.prefix = PrefixCache(prefix, stateful=stateful) if prefix else None
-        self.state_rows = self._state_rows()
-        # Rows of an answer are kept so often; later, a round's nodes could lie over them in a window's ring.
-        self.keep_rows = min(self.chunk // 2, rows + 1 - (self.proposer.rows if self.proposer else 1))
+        self.keeper = Keeper(prefix, self.table, self.proposer, self.chunk) if prefix else None
         self.waiting: deque[InFlight] = deque()
         self.most = slots  # requests at once; lowered for a while when memory was short
         self._numbers, self._steps, self._turns = 0, 0, itertools.count(1)
@@ -201,59 +196,21 @@ class Engine:
             one.turn, one.looked = next(self._turns), False
 
     def _take_up(self, one: InFlight) -> None:
-        """Rows that an earlier request left: looked up when its turn comes, for others may have left some meanwhile."""
+        """What an earlier request left: looked up when its turn comes, for others may have left some meanwhile."""
         fresh, one.looked = one.started is None, True
-        if self.prefix:
-            hit = self.prefix.match(one.ids[: one.goal + (one.emitted > 0)])
-            stores = self.table.stores
-            for begin, rows in hit.stretches:
-                for store, saved in zip(stores, rows, strict=True):
-                    store.load(one.slot, begin, saved)
-            if hit.length:
-                for store, state in zip(stores, hit.state or [[] for _ in stores], strict=True):
-                    store.restore(one.slot, hit.length, state)
-            one.rows = one.kept = one.stated = hit.length
-            if fresh:
-                one.cached = hit.length
-                self._count(queries=len(one.request.prompt_ids), hits=hit.length)
+        found = self.keeper.take_up(one) if self.keeper else 0
         if fresh:
-            one.started = time.monotonic()
+            one.started, one.cached = time.monotonic(), found
+            if self.keeper:
+                self._count(queries=len(one.request.prompt_ids), hits=found)
 
     def _leave(self, leaving: Sequence[InFlight], *, keep: bool = True) -> None:
         if not leaving:
             return
-        for one in leaving:
-            if keep:
-                self._keep(one)
+        for one in leaving if keep and self.keeper else ():
+            self.keeper.keep(one)  # type: ignore[union-attr]
         self.table.leave(leaving)
         self._batch = None
-
-    def _keep(self, one: InFlight, *, state: bool = True) -> None:
-        """Give the prefix cache what it does not have of this request's committed rows, and the state behind them."""
-        if not self.prefix:
-            return
-        state = state and self.prefix.stateful and one.stated < one.rows
-        if one.rows <= one.kept and not state:
-            return
-        try:
-            if self.proposer:
-                self.proposer.catch_up(one.slot)
-            stores, states = self.table.stores, None
-            rows = [store.save(one.slot, one.kept, one.rows) for store in stores]
-            if state:
-                states, one.stated = [store.state(one.slot) for store in stores], one.rows
-            self.prefix.add(one.ids[: one.rows], one.kept, rows, states)
-        except Exception as error:
-            if not short_of_memory(error):
-                raise
-            self.prefix.clear()  # copies are no need: tokens that were chosen already must not be lost for them
-        one.kept = one.rows
-
-    def _state_rows(self) -> int:
-        """Rows after which a state is kept: as many as take the memory of one."""
-        near, far = self.table.bytes_for(1, 1024), self.table.bytes_for(1, 2048)
-        state = sum(t.nbytes for store in self.table.stores for t in store.state(0))
-        return max(self.chunk, 1024 * state // max(1, far - near))
 
     def _preempt(self, leaving: Sequence[InFlight], *, keep: bool, alone: bool = False) -> None:
         """They lose their slots and nothing else: their texts are run again as soon as there is room."""
@@ -305,7 +262,7 @@ class Engine:
     def _unread(self) -> list[InFlight]:
         """Requests whose prompts are not through. Of several with the same prompt the first leaves it to the others."""
         rest = [one for one in self.table.taken if one.rows < one.goal]
-        if not self.prefix:
+        if not self.keeper:
             return rest
         firsts: dict[Hashable, InFlight] = {}
         for one in sorted(rest, key=lambda one: one.number):
@@ -315,9 +272,8 @@ class Engine:
     def run_prompt(self, one: InFlight, most: int) -> Tensor | None:
         """Run a stretch of at most `most` tokens; logits [V] behind the prompt's last one when it was that."""
         begin, end = one.rows, min(one.goal, one.rows + most)
-        pause = one.goal - LAST_STRETCH
-        if self.prefix and self.prefix.stateful and begin < pause < end:
-            end = pause
+        if self.keeper:
+            end = self.keeper.end_of_stretch(one, end)
         slot, device = slice(one.slot, one.slot + 1), self.target.device
         tokens, counts = torch.tensor([one.ids[begin:end]], device=device), torch.tensor([end - begin], device=device)
         plan = causal_plan(self.cache, slot, end - begin, end)
@@ -330,7 +286,8 @@ class Engine:
         if one.decoding:
             self._batch = None
         self._count(prompt_tokens=end - begin)
-        self._keep(one, state=end == pause or end - one.stated >= self.state_rows)
+        if self.keeper:
+            self.keeper.read(one)
         return out.logits[0, -1] if end == one.goal and not one.emitted else None
 
     def _first(self, ready: Sequence[tuple[InFlight, Tensor]]) -> list[StepResult]:
@@ -398,10 +355,9 @@ class Engine:
         self._leave([one for one in requests if not one.running])
         if prefill:
             self._batch = None
-        if self.prefix:
-            for one in requests:
-                if one.slot >= 0 and one.rows - one.kept >= self.keep_rows:
-                    self._keep(one, state=False)
+        for one in requests if self.keeper else ():
+            if one.slot >= 0:
+                self.keeper.wrote(one)  # type: ignore[union-attr]
         return results
 
     # ---- faults
@@ -431,8 +387,8 @@ class Engine:
 
     def _give_way(self) -> None:
         """What earlier requests left makes room, and so does company."""
-        if self.prefix:
-            self.prefix.clear()
+        if self.keeper:
+            self.keeper.prefix.clear()
         self.most = max(1, len(self.table.taken) // 2)
 
     def _count(self, **more: int) -> None:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftproof.engine.engine import LAST_STRETCH, Engine
+from draftproof.engine.engine import Engine
+from draftproof.engine.keeper import LAST_STRETCH
 from draftproof.engine.prefix import Piece, PrefixCache
 from draftproof.engine.propose import Speculation
 from draftproof.engine.request import Request, SamplingParams
@@ -113,7 +114,9 @@ def test_a_shared_beginning(kind: str) -> None:
     the middle of a piece; with a state, all that stands behind the last one that was kept in it."""
     asked = [Request([*SYSTEM, *words(n, 20)], 4, HOT) for n in (5, 6, 7)]
     kept, given = equal(kind, asked)
-    kept_in = len(SYSTEM) // kept.state_rows * kept.state_rows
+    assert kept.keeper
+    stride = kept.keeper.state_rows
+    kept_in = len(SYSTEM) // stride * stride
     rows = 20 if kind in DENSE else 20 + len(SYSTEM) - kept_in
     assert [run_rows(o, r) for o, r in zip(given, asked, strict=True)] == [42, rows, rows]
 
@@ -168,7 +171,9 @@ def test_any_texts_in_any_order(kind: str) -> None:
     def checked(prompts: list[list[int]], limit: int) -> None:
         asked = [Request([t for part in p for t in words(part, 9)], 3, HOT) for p in prompts]
         kept, _ = equal(kind, asked, prefix=limit)
-        assert kept.prefix and recounted(kept.prefix) == kept.prefix.nbytes <= limit
+        assert kept.keeper
+        held = kept.keeper.prefix
+        assert recounted(held) == held.nbytes <= limit
 
     checked()
 
@@ -184,8 +189,8 @@ def test_what_is_kept_of_an_answer_is_its_own_in_every_layer(chunk: int, nodes: 
     fresh = owner("gemma3").new_cache(slots=1, capacity=len(text), chunk=len(text))
     owner("gemma3").forward(torch.tensor([text]), causal_plan(fresh, slice(0, 1), len(text), len(text)), rows=1)
     wanted = fresh.save(0, 0, len(text))
-    assert engine.prefix
-    hit = engine.prefix.match([*text, 9])
+    assert engine.keeper
+    hit = engine.keeper.prefix.match([*text, 9])
     assert hit.length == len(text) and len(hit.stretches) > 2
     for begin, rows in hit.stretches:
         for ours, whole in zip(rows[0], wanted, strict=True):

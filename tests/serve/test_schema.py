@@ -13,6 +13,7 @@ from draftproof.serve.asked.body import DEEPEST, parse, strict_json
 from draftproof.serve.asked.schema import (
     HARMLESS,
     LONGEST_STOP,
+    MOST_MESSAGES,
     MOST_STOPS,
     REFUSED,
     ChatRequest,
@@ -55,6 +56,7 @@ def refused(**fields: Any) -> ApiError:
         ({"n": 0}, "n", "greater"),
         ({"n": 129}, "n", "128"),
         ({"stop": ["a"] * (MOST_STOPS + 1)}, "stop", "at most 16"),
+        ({"messages": [{"role": "user", "content": "a"}] * (MOST_MESSAGES + 1)}, "messages", "at most 4096"),
         ({"stop": "a" * (LONGEST_STOP + 1)}, "stop", "at most 16384"),
         ({"stop": [""]}, "stop[0]", "at least 1"),
         ({"stop": ["a", 3]}, "stop[1]", "string"),

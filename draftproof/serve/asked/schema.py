@@ -18,6 +18,7 @@ from draftproof.serve.errors import FieldError
 MOST_STOPS, LONGEST_STOP = 16, 16_384  # stop strings of a request, and characters of each
 MOST_STOP_IDS, MOST_BIASES = 1024, 1024
 MOST_CHOICES = 128  # prompts times n
+MOST_MESSAGES = 4096  # of a chat: a template takes its time for each
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 
 # Accepted because they ask for nothing that this server would do: whom it is for, what to remember elsewhere.
@@ -157,7 +158,7 @@ class SchemaFormat(Strict):
 
 
 class ChatRequest(Sampled):
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=INT32)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -216,7 +217,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
     tools: list[Tool] = Field([], max_length=128)
     add_generation_prompt: bool = True
     add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
