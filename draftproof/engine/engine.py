@@ -207,8 +207,9 @@ class Engine:
     def _leave(self, leaving: Sequence[InFlight], *, keep: bool = True) -> None:
         if not leaving:
             return
-        for one in leaving if keep and self.keeper else ():
-            self.keeper.keep(one)  # type: ignore[union-attr]
+        if keep and self.keeper:
+            for one in leaving:
+                self.keeper.keep(one)
         self.table.leave(leaving)
         self._batch = None
 
@@ -222,11 +223,8 @@ class Engine:
 
     def _make_room(self) -> None:
         """The next step must fit; the request that came last makes room."""
-        while True:
-            taken = self.table.taken
-            if len(taken) <= 1 or self.table.fit(len(taken), max(len(one.ids) for one in taken)):
-                if len(taken) == 1:
-                    self.table.fit(1, len(taken[0].ids))
+        while (taken := self.table.taken) and not self.table.fit(len(taken), max(len(one.ids) for one in taken)):
+            if len(taken) == 1:
                 return
             self._preempt([max(taken, key=lambda one: one.number)], keep=True)
 
@@ -235,7 +233,7 @@ class Engine:
     def _prefill(self) -> list[StepResult]:
         """Stretches of prompts within the step's rows, by turns: a long one delays another by one stretch."""
         room, results = self.prefill_rows, []
-        ready: list[tuple[InFlight, Tensor]] = []
+        ready: dict[InFlight, Tensor] = {}
 
         def stretch(batch: Sequence[InFlight]) -> list[StepResult]:
             one = batch[0]
@@ -244,8 +242,11 @@ class Engine:
             if one.rows < one.goal:  # a text that goes on may have been taken up whole
                 logits = self.run_prompt(one, min(self.chunk, room or self.chunk))
                 if logits is not None:
-                    ready.append((one, logits))
+                    ready[one] = logits
             return []
+
+        def first(batch: Sequence[InFlight]) -> list[StepResult]:
+            return self._first(batch, torch.stack([ready[one] for one in batch]))
 
         while (room is None or room > 0) and (rest := self._unread()):
             one = min(rest, key=lambda one: (one.turn, one.number))
@@ -253,9 +254,9 @@ class Engine:
             results += self._guarded(stretch, [one])
             if room is not None:
                 room -= max(1, one.rows - begun)
-        suspect = any(one.alone for one, _ in ready)
-        for some in [[pair] for pair in ready] if suspect else [ready] if ready else []:
-            results += self._guarded(lambda _, some=some: self._first(some), [one for one, _ in some])  # type: ignore[misc]
+        suspect = any(one.alone for one in ready)
+        for some in [[one] for one in ready] if suspect else [list(ready)] if ready else []:
+            results += self._guarded(first, some)
         self.table.order()
         return results
 
@@ -290,10 +291,9 @@ class Engine:
             self.keeper.read(one)
         return out.logits[0, -1] if end == one.goal and not one.emitted else None
 
-    def _first(self, ready: Sequence[tuple[InFlight, Tensor]]) -> list[StepResult]:
-        """The token after each prompt, chosen like any other."""
-        requests = [one for one, _ in ready]
-        logits = torch.stack([logits for _, logits in ready])[:, None]
+    def _first(self, requests: Sequence[InFlight], behind: Tensor) -> list[StepResult]:
+        """The token after each prompt, chosen like any other: logits [R, V] of its last token."""
+        logits = behind[:, None]
         batch = self._batch_of(requests, slice(0, len(requests)))
         positions = torch.tensor([[one.rows - 1] for one in requests], device=logits.device)
         tree = chain(batch.anchors)
@@ -355,9 +355,10 @@ class Engine:
         self._leave([one for one in requests if not one.running])
         if prefill:
             self._batch = None
-        for one in requests if self.keeper else ():
-            if one.slot >= 0:
-                self.keeper.wrote(one)  # type: ignore[union-attr]
+        if self.keeper:
+            for one in requests:
+                if one.slot >= 0:
+                    self.keeper.wrote(one)
         return results
 
     # ---- faults
@@ -377,13 +378,12 @@ class Engine:
             if short_of_memory(error):
                 self._give_way()
             again = len(requests) > 1 or not requests[0].alone
-            ended = () if again else requests
             if again:
                 self._preempt(requests, keep=False, alone=True)
-            else:
-                self._leave(ended, keep=False)
+                return []
+            self._leave(requests, keep=False)
             what = "out of memory" if short_of_memory(error) else f"{type(error).__name__}: {error}"
-            return [StepResult(one.number, [], 0, "error", error=what) for one in ended]
+            return [StepResult(one.number, [], 0, "error", error=what) for one in requests]
 
     def _give_way(self) -> None:
         """What earlier requests left makes room, and so does company."""

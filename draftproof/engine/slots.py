@@ -26,6 +26,7 @@ class SlotTable:
         self.cache, self.proposer, self.most, self.context, self.memory = cache, proposer, most, context, memory
         self.rows = context if memory is None else 1
         self.at: list[InFlight | None] = [None] * cache.slots
+        self._bytes: dict[int, int] = {}  # of a slot, by rows: asked for every request after every step
 
     @property
     def stores(self) -> Sequence[Store]:
@@ -41,7 +42,9 @@ class SlotTable:
         return [one for one in self.taken if one.decoding]
 
     def bytes_for(self, slots: int, rows: int) -> int:
-        return slots * sum(store.bytes_a_slot(rows) for store in self.stores)
+        if rows not in self._bytes:
+            self._bytes[rows] = sum(store.bytes_a_slot(rows) for store in self.stores)
+        return slots * self._bytes[rows]
 
     @property
     def nbytes(self) -> int:
