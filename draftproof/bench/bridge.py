@@ -62,7 +62,10 @@ def load_drafters(pair: Pair, names: Sequence[str]) -> list[DFlashDrafter]:
     folders = [resolve_drafter(name) for name in names]
     for folder in folders:
         require_pair(check_pair(read_drafter(folder), pair.target.spec))
-    return [DFlashDrafter.load(folder, pair.target) for folder in folders]
+    drafters = [DFlashDrafter.load(folder, pair.target) for folder in folders]
+    for drafter in drafters:
+        drafter.prepack()
+    return drafters
 
 
 def replay_texts(pair: Pair, drafters: Sequence[Drafter], texts: Sequence[Text]) -> list[Acceptance]:
@@ -121,6 +124,7 @@ def way_runner(
         raise UserError("bad-option", f"--way {way.name}: the drafter drafts {pair.drafter.depth}", "lower the width")
     if way.kind == "mtp":
         head = MTPDrafter.load(resolve_target(pair.name), pair.target, way.number)
+        head.prepack()
         return runner(pair, head, Speculation(noise_aware=noise_aware), temperature, max_tokens, context)
     shape = SPINE_FIRST if way.kind == "chain" else BUILDERS[builder]
     how = Speculation("auto" if way.kind == "auto" else way.number or "chain", shape, noise_aware)
@@ -166,7 +170,7 @@ def generation_config(temperature: float, max_tokens: int, stops: tuple[int, ...
 
 
 def plain_model(pair: Pair) -> Any:
-    """The target as transformers itself would run it: the same weight tensors, its own sdpa attention and cache."""
+    """The target as transformers itself would run it: the same weights, plain, its own sdpa attention and cache."""
     from copy import deepcopy
 
     from transformers import AutoModelForCausalLM

@@ -34,7 +34,7 @@ def train(
     from draftproof.train.run import Stage, run_training
 
     plan = load_recipe(recipe or Path(str(files("draftproof") / "train" / "recipes" / "smollm2-135m.toml")))
-    pair = load_pair(target, None, dtype=dtype, device=device)
+    pair = load_pair(target, None, dtype=dtype, device=device, plain=True)
     wide = slots or (1536 if pair.target.device.type == "cuda" else 32)
     stage = Stage(texts, texts_seconds, steps, seconds, wide)
     run_training(pair.target, pair.tokenizer, plan, prompts, out, stage, say=lambda s: print(s, flush=True))

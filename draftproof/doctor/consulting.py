@@ -52,7 +52,7 @@ def bisection_of(device: str) -> Callable[[Sequence[bytes], Answer, Checkpoint, 
         from draftproof.engine.pair import load_pair
         from draftproof.models.dflash import DFlashDrafter
 
-        pair = load_pair(str(target.configs), str(drafter.configs), dtype="float32", device=device)
+        pair = load_pair(str(target.configs), str(drafter.configs), dtype="float32", device=device, plain=True)
         assert isinstance(pair.drafter, DFlashDrafter)
         ids = [*answer.prompt_ids, *answer.output_ids]
         return compare([read_dump(data) for data in dumps], ids, pair.target, pair.drafter, "float32")

@@ -44,7 +44,7 @@ def consult(
     from draftproof.engine.pair import load_pair
     from draftproof.models.dflash import DFlashDrafter
 
-    pair = load_pair(target, drafter, dtype=dtype, device=device)
+    pair = load_pair(target, drafter, dtype=dtype, device=device, plain=True)
     assert isinstance(pair.drafter, DFlashDrafter)
     return judge(pair.target, pair.drafter, answers, say=say, names=names, sums=sums)
 

@@ -24,6 +24,7 @@ from draftproof.engine.request import Request, SamplingParams
 from draftproof.engine.step import step
 from draftproof.errors import UserError
 from draftproof.fetch import cache_dir, locked, notice, write_atomically
+from draftproof.models.prepacked import is_prepacked
 from draftproof.models.target import Target
 from draftproof.provenance import provenance
 from draftproof.spec.budget import FIRST_PAUSE, LONGEST_PAUSE, Auto, Autos, Calibration, Costs
@@ -225,6 +226,7 @@ def cost_key(target: Target, drafter: Drafter, how: Speculation, *, sampled: boo
         "cpu": known["cpu"],
         "cpus": known["cpus"],
         "threads": torch.get_num_threads(),
+        "prepacked": is_prepacked(target.model),
         "versions": known["versions"],
         "target": _digest(asdict(target.spec)),
         "drafter": _digest([type(drafter).__name__, drafter.depth, _shapes(drafter)]),
@@ -286,8 +288,12 @@ def _recall(auto: Auto, drafter: Drafter, sampled: bool) -> None:
 def _learned_file(drafter: Drafter, sampled: bool) -> Path:
     """By the drafter's weights (the first values of each) and by greedy or sampled."""
     model: Any = getattr(drafter, "model", None)
-    found = [] if model is None else [w.flatten()[:64].float().tolist() for w in model.parameters()]
+    found = [] if model is None else [_plain(w).flatten()[:64].float().tolist() for w in model.parameters()]
     return cache_dir() / "acceptance" / f"{_digest([found, drafter.depth, sampled])}.json"
+
+
+def _plain(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to_dense() if weight.is_mkldnn else weight
 
 
 def _shapes(drafter: Drafter) -> list[list[int]]:

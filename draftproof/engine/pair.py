@@ -44,10 +44,19 @@ class Pair:
         return turn_ends(self.target, self.tokenizer)
 
 
-def load_pair(target: str, drafter: str | None, *, mtp: int = 0, dtype: str = "auto", device: str = "auto") -> Pair:
+def load_pair(
+    target: str,
+    drafter: str | None,
+    *,
+    mtp: int = 0,
+    dtype: str = "auto",
+    device: str = "auto",
+    plain: bool = False,
+) -> Pair:
     """Resolve names, check the pair before any weight is read, then load. Errors are UserError.
 
     mtp: drafts a step by the target's own multi-token-prediction head; then there is no other drafter.
+    plain: weights as they are on disk, for whoever trains or changes them; else as the device multiplies them fastest.
     """
     if drafter and mtp:
         raise AssertionError("a drafter and the target's own head")
@@ -65,6 +74,10 @@ def load_pair(target: str, drafter: str | None, *, mtp: int = 0, dtype: str = "a
         drafting = DFlashDrafter.load(drafter_folder, loaded)
     elif mtp:
         drafting = MTPDrafter.load(target_folder, loaded, mtp)
+    if not plain:
+        loaded.prepack()
+        if drafting:
+            drafting.prepack()
     return Pair(target, loaded, drafting, load_tokenizer(target_folder), where, kind)
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from draftproof.config.drafter import DrafterSpec, RopeSpec, read_drafter
 from draftproof.models.attention import attend
 from draftproof.models.cache import Cache, LayerShape, Slots
+from draftproof.models.prepacked import prepack
 from draftproof.models.target import Target
 
 Rescore = Callable[[Tensor, int], Tensor]  # (logits float32 [R, n, V] of the depths from `first` on, first) -> scores
@@ -190,6 +191,10 @@ class DFlashDrafter:
         load_drafter_weights(model, Path(folder), target)
         return cls(model.to(device=target.device, dtype=target.dtype), target)
 
+    def prepack(self) -> None:
+        """See `Target.prepack`."""
+        prepack(self.model)
+
     def allocate(self, *, slots: int, capacity: int, chunk: int) -> None:
         """Make the context cache. chunk is the most rows that one `extend` brings."""
         spec = self.spec
@@ -256,6 +261,6 @@ def embed(tokens: Tensor, target: Target, spec: DrafterSpec) -> Tensor:
 
 def head_logits(y: Tensor, target: Target, spec: DrafterSpec) -> Tensor:
     """The target's head on the drafter's normed rows, then the drafter's own multiplier and soft cap."""
-    logits = F.linear(y, target.head.weight, getattr(target.head, "bias", None)) * spec.output_multiplier
+    logits = target.head(y) * spec.output_multiplier
     cap = spec.final_logit_softcapping
     return cap * torch.tanh(logits / cap) if cap else logits

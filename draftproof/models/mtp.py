@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from draftproof.models.cache import Cache, LayerShape, Slots, take_rows
 from draftproof.models.dflash import DraftDist, Rescore, likeliest
+from draftproof.models.prepacked import prepack
 from draftproof.models.target import EMBEDDING, FINAL, Target, causal_plan, decoder_of
 
 
@@ -149,6 +150,10 @@ class MTPDrafter:
             head = MTPHead(decoder_of(target.model), target.spec.mtp_layers).to(target.dtype)
         load_head(head, Path(folder))
         return cls(head, target, drafts)
+
+    def prepack(self) -> None:
+        """See `Target.prepack`."""
+        prepack(self.model)
 
     def allocate(self, *, slots: int, capacity: int, chunk: int) -> None:
         spec, device, dtype = self.target.spec, self.target.device, self.target.dtype

@@ -27,6 +27,7 @@ class Plan:
         self.positions = start[:, None] + depth  # [R, N] absolute positions
         self._flat = start[:, None] + torch.arange(depth.shape[1], device=depth.device)
         self._ids = cache._ids(slots)[:, None]
+        self._rows: dict[int, Tensor] = {}
         self._masks: dict[int | None, Tensor] = {}
         self._folded: dict[tuple[int | None, int], Tensor | None] = {}
         self._ancestors: dict[int, Tensor] = {}
@@ -34,12 +35,18 @@ class Plan:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Put the nodes' rows [R, kv_heads, N, head_dim] into the layer and return all rows to attend to."""
-        keys, values, rows = self.cache.keys[layer], self.cache.values[layer], self._flat % self.cache.rows[layer]
+        keys, values, rows = self.cache.keys[layer], self.cache.values[layer], self._places(self.cache.rows[layer])
         keys[self._ids, :, rows] = key.transpose(1, 2).to(keys.dtype)
         values[self._ids, :, rows] = value.transpose(1, 2).to(values.dtype)
         self.written.add(layer)
         seen = slice(0, self._seen_rows(layer))
         return keys[self.slots, :, seen], values[self.slots, :, seen]
+
+    def _places(self, capacity: int) -> Tensor:
+        """Where the nodes lie in layers of so many rows: the same for all layers of a kind."""
+        if capacity not in self._rows:
+            self._rows[capacity] = self._flat % capacity
+        return self._rows[capacity]
 
     def recurrent(self, layer: int) -> tuple[Tensor, Tensor]:
         """The committed state and convolution window of the layer: copies or views that nobody may write to."""

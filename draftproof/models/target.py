@@ -22,6 +22,7 @@ from draftproof.models import attention, gdn
 from draftproof.models.cache import Cache, LayerShape
 from draftproof.models.deltanet import DeltaNet, drive, released
 from draftproof.models.plan import Plan
+from draftproof.models.prepacked import prepack
 from draftproof.models.recurrent import StateShape
 
 Tap = int | str  # after decoder layer i (0-based), or one of the next two
@@ -94,6 +95,11 @@ class Target:
         target = cls(model, spec)
         target.self_check()
         return target
+
+    def prepack(self) -> None:
+        """Make products with few rows cheap on a CPU (`prepacked.py`); no gradients pass the target any more."""
+        prepack(self.model)
+        self.head = self.model.get_output_embeddings()
 
     def new_cache(self, *, slots: int, capacity: int, chunk: int) -> Cache:
         spec, windows = self.spec, layer_windows(self.spec)

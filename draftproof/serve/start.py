@@ -16,6 +16,7 @@ from draftproof.errors import UserError
 from draftproof.serve.app import create_app
 from draftproof.serve.listen import bind, listen
 from draftproof.serve.memory import GIB, cache_memory
+from draftproof.serve.one_thread import OneThread
 from draftproof.serve.parsers import make
 from draftproof.serve.served import Limits, Parsers, Served, generation_defaults
 from draftproof.serve.stats.log_line import LogLine
@@ -70,14 +71,15 @@ def serve(options: Options) -> None:
     require_parsers(options.parsers)
     template = read_template(options.chat_template)
     taken = bind(options.host, options.port)
-    pair = load_pair(
-        options.target, options.drafting.drafter, mtp=options.drafting.mtp, dtype=options.dtype, device=options.device
+    asked, thread = options.drafting, OneThread()
+    pair = thread.call(
+        lambda: load_pair(options.target, asked.drafter, mtp=asked.mtp, dtype=options.dtype, device=options.device)
     )
     if template is not None:
         pair.tokenizer.chat_template = template
     require_chats(options.parsers, pair.tokenizer)
-    engine = make_engine(pair, options)
-    served = make_served(pair, engine, options)
+    engine = thread.call(lambda: make_engine(pair, options))
+    served = make_served(pair, engine, options, thread)
     for what, choice in (("device", pair.device), ("dtype", pair.dtype)):
         log.info("%s %s (%s)", what, choice.value, choice.reason)
     listen(create_app(served), served, taken)
@@ -123,7 +125,7 @@ def make_engine(pair: Pair, options: Options) -> Engine:
     )
 
 
-def make_served(pair: Pair, engine: Engine, options: Options) -> Served:
+def make_served(pair: Pair, engine: Engine, options: Options, thread: OneThread) -> Served:
     names = tuple(options.names) or (pair.name,)
     depth = pair.drafter.depth if pair.drafter else 0
     metrics = Metrics(names[0], depth) if options.log_stats else None
@@ -137,7 +139,7 @@ def make_served(pair: Pair, engine: Engine, options: Options) -> Served:
     limits = Limits(engine.context, options.answer, options.seconds, int(options.body_mib * 2**20), options.drain)
     return Served(
         tokenizer=pair.tokenizer,
-        worker=Worker(engine, queue=options.queue, report=report),
+        worker=Worker(engine, queue=options.queue, report=report, thread=thread),
         names=names,
         root=place(pair.name),
         vocab=pair.target.spec.vocab_size,

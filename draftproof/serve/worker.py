@@ -1,4 +1,4 @@
-"""The thread that owns the engine: requests come in from the event loop, results go back to it.
+"""Between the event loop and the thread that runs the engine: requests go there, results come back.
 
 The engine is not safe for several threads, and its steps take long; so one thread runs it, and the two sides meet in
 two places only: a queue of orders, and `call_soon_threadsafe`.
@@ -12,11 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from draftproof.engine.request import EngineState, Request, StepResult
 from draftproof.errors import DraftproofError
+from draftproof.serve.one_thread import OneThread
 
 log = logging.getLogger("draftproof")
 RECENT = 32  # finished requests whose durations tell when there may be room
@@ -80,9 +82,17 @@ class Ticket:
 
 
 class Worker:
-    """queue: requests that may wait for a slot. report: called in the event loop after every step."""
+    """queue: requests that may wait for a slot. report: called in the event loop after every step. thread: where the
+    engine was made, for there it shall run."""
 
-    def __init__(self, engine: Engine, *, queue: int, report: Callable[[Report], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        queue: int,
+        report: Callable[[Report], None] = lambda _: None,
+        thread: OneThread | None = None,
+    ) -> None:
         self.engine, self.queue, self.report = engine, queue, report
         self.draining = False
         self._open: set[Ticket] = set()  # of the event loop: submitted and not ended
@@ -91,7 +101,8 @@ class Worker:
         self._wake = threading.Condition()
         self._stopping = False
         self._tickets: dict[int, Ticket] = {}  # of the thread: the engine's number -> whose it is
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = thread or OneThread()
+        self._ended: Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._emptied = asyncio.Event()
 
@@ -99,11 +110,11 @@ class Worker:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        self._ended = self._thread.begin(self._run)
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._ended is not None and not self._ended.done()
 
     @property
     def open(self) -> int:
@@ -126,7 +137,7 @@ class Worker:
 
     def cancel(self, ticket: Ticket) -> None:
         if not ticket.done:
-            self._ended(ticket)
+            self._over(ticket)
             self._order("cancel", ticket)
 
     async def drain(self, seconds: float) -> None:
@@ -144,7 +155,8 @@ class Worker:
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        await asyncio.to_thread(self._thread.join, 30.0)
+        if self._ended:
+            await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=30.0)
 
     def _wait(self) -> float:
         """Seconds until a slot is free for one more, by what requests took lately."""
@@ -156,7 +168,7 @@ class Worker:
             self._orders.append((what, ticket))
             self._wake.notify()
 
-    def _ended(self, ticket: Ticket) -> None:
+    def _over(self, ticket: Ticket) -> None:
         ticket.done = True
         self._open.discard(ticket)
         if not self._open:
@@ -167,7 +179,7 @@ class Worker:
         for ticket, result in kept:
             if result.finish is not None:
                 self._durations.append(report.stepped - ticket.arrived)
-                self._ended(ticket)
+                self._over(ticket)
             ticket._results.put_nowait(result)
         self.report(Report(kept, report.seconds, report.stepped, report.state))
 

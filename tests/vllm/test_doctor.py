@@ -205,7 +205,7 @@ class SharedOracle:
     def __call__(self, facts: Facts, target: Checkpoint, drafter: Checkpoint) -> OracleFacts:
         assert facts.probe is not None
         answers = facts.probe.answers
-        pair = load_pair(str(target.configs), str(drafter.configs), dtype="float32")
+        pair = load_pair(str(target.configs), str(drafter.configs), dtype="float32", plain=True)
         sound: Any = pair.drafter
         key = (sound.spec.layers, *((answer.prompt_ids, answer.output_ids) for answer in answers))
         if key not in self.known:
