@@ -240,10 +240,12 @@ def cost_key(target: Target, drafter: Drafter, how: Speculation, *, sampled: boo
 
 @dataclass
 class Learned:
-    """The acceptance file of a drafter: calibrations by kind of request; (next pause, tokens left of it) by place."""
+    """The acceptance file of a drafter: calibrations, and drafts as they usually are, by kind of request; (next pause,
+    tokens left of it) by place."""
 
     calibrations: dict[str, Calibration] = field(default_factory=dict)
     pauses: dict[str, tuple[int, float]] = field(default_factory=dict)
+    usual: dict[str, dict[int, float]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Learned:
@@ -252,15 +254,22 @@ class Learned:
         try:
             calibrations = {name: Calibration.from_dict(c) for name, c in data.get("calibrations", {}).items()}
             pauses = {place: (int(p), float(w)) for place, (p, w) in data.get("pauses", {}).items()}
+            usual = {
+                name: {int(n): float(g) for n, g in gains.items()} for name, gains in data.get("usual", {}).items()
+            }
         except (TypeError, ValueError, AttributeError, OverflowError):
             return cls()
         learned = [v for c in calibrations.values() for d in (c.followed, c.promised) for v in d.values()]
-        numbers = [*learned, *(v for pair in pauses.values() for v in pair)]
-        return cls(calibrations, pauses) if all(_sound(v) for v in numbers) else cls()
+        numbers = [
+            *learned,
+            *(v for pair in pauses.values() for v in pair),
+            *(g for u in usual.values() for g in u.values()),
+        ]
+        return cls(calibrations, pauses, usual) if all(_sound(v) for v in numbers) else cls()
 
     def as_json(self) -> str:
         kinds = {name: c.as_dict() for name, c in self.calibrations.items()}
-        return json.dumps({"calibrations": kinds, "pauses": self.pauses})
+        return json.dumps({"calibrations": kinds, "pauses": self.pauses, "usual": self.usual})
 
 
 def remember(auto: Auto, drafter: Drafter, sampled: bool) -> None:
@@ -271,6 +280,7 @@ def remember(auto: Auto, drafter: Drafter, sampled: bool) -> None:
         with locked(path):
             learned = Learned.read(path)
             learned.calibrations.update(auto.calibrations)
+            learned.usual.update(auto.usual)
             learned.pauses[auto.place] = auto.pause, max(auto.waiting, 0.0)
             write_atomically(path, iter([learned.as_json().encode()]))
     except UserError:
@@ -281,6 +291,7 @@ def _recall(auto: Auto, drafter: Drafter, sampled: bool) -> None:
     learned = Learned.read(_learned_file(drafter, sampled))
     pause, waiting = learned.pauses.get(auto.place, (FIRST_PAUSE, 0.0))
     auto.calibrations.update(learned.calibrations)
+    auto.usual.update(learned.usual)
     auto.pause = min(max(pause, FIRST_PAUSE), LONGEST_PAUSE)
     auto.waiting = min(waiting, LONGEST_PAUSE)
 

@@ -91,6 +91,8 @@ class Proposer:
         # A deeper node would lie behind the last token; the last token itself may be a draft, as a replay counts it.
         levels = min(self.drafter.depth, max(batch.left))
         auto = self.autos.of(len(batch.left), batch.sampling.sampled) if self.autos else None
+        if auto:
+            auto.open(batch.kinds, batch.longest)
         self._asked = levels >= 1 and not batch.undrafted and self._drafts(auto)
         self._round = (auto, 0, batch.longest) if auto and not self._asked else None
         if not self._asked:

@@ -20,7 +20,9 @@ MODES = ("auto", "none", "chain")
 MOST_NODES = 256  # largest budget of a tree, the root not counted
 HYSTERESIS = 0.03  # another budget must promise this much more before it replaces the last one
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # tokens decoded plainly before the drafter is asked again
-SMOOTH = 0.2  # weight of the newest round in the running ratio
+SMOOTH = 0.2  # weight of one tree of the newest round in the running ratio
+USUAL = 0.05  # weight of the newest tree in what is usual
+HOPELESS = 0.9  # of plain decoding: where the usual drafts would reach less, the first look waits longest
 BENEFIT = 0.05  # of the doubt: how far above plain decoding the ratio starts, so that one dull passage does not decide
 MEMORY = 400.0  # followed branches that a calibration remembers
 FORGET = 100.0  # rounds in which an untested factor goes most of the way back to the drafter's own word
@@ -184,6 +186,8 @@ class Auto:
 
     costs: Costs
     calibrations: dict[str, Calibration] = field(default_factory=dict)
+    usual: dict[str, dict[int, float]] = field(default_factory=dict)  # expected drafts by kind of request and nodes
+    opened: bool = False  # it is known whether a first look is worth while
     ratio: float = 1.0 + 2 * BENEFIT  # running tokens a second of drafted rounds over plain ones
     pause: int = FIRST_PAUSE  # tokens of the next pause
     waiting: float = 0.0  # tokens left of this one
@@ -196,6 +200,23 @@ class Auto:
     @property
     def most(self) -> int:
         return self.costs.nodes[-1]
+
+    def open(self, kinds: Sequence[str], context: int) -> None:
+        """Before the first round for so many requests: where drafts as they usually are, among fewer or more of them,
+        would not pay, looking can wait. With nothing known it is looked at once."""
+        gains = [self.usual.get(kind, {}) for kind in kinds]
+        plain, *drafted = self._seconds(context)
+        known = [(n, s) for n, s in zip(self.costs.nodes[1:], drafted, strict=True) if all(n in g for g in gains)]
+        if self.opened or not known:
+            return
+        self.opened = True
+        hope = max(sum(1 + g[n] for g in gains) / len(gains) * plain / s for n, s in known)
+        if hope < 1.0:
+            self.pause = LONGEST_PAUSE if hope < HOPELESS else FIRST_PAUSE
+            self.waiting = max(self.waiting, float(self.pause))
+
+    def _seconds(self, context: int) -> list[float]:
+        return [s * self.slower[i == 0] for i, s in enumerate(self.costs.at(context))]
 
     def drafts(self) -> bool:
         if self.live and self.since_plain >= PROBE:
@@ -212,22 +233,29 @@ class Auto:
 
     def choose(self, trees: Sequence[tuple[Nodes, str]], context: int) -> int:
         """Nodes for a round whose drafts are made: trees of the running requests with their calibrations' names."""
-        gains = [tree.gains(self._calibration(name)) for tree, name in trees]
-        seconds = [s * self.slower[i == 0] for i, s in enumerate(self.costs.at(context))]
-        plain = seconds[0]
-        rates = {}
-        for nodes, spent in zip(self.costs.nodes[1:], seconds[1:], strict=True):
-            rates[nodes] = sum(1 + g[min(nodes, len(g) - 1)] for g in gains) / spent
+        plain, *drafted = self._seconds(context)
+        gains = [self._gains(tree, name) for tree, name in trees]
+        rates = {n: sum(1 + g[n] for g in gains) / s for n, s in zip(self.costs.nodes[1:], drafted, strict=True)}
         best = max(rates, key=lambda nodes: rates[nodes])
         if self.last in rates and rates[self.last] * (1 + HYSTERESIS) >= rates[best]:
             best = self.last
         unused = len(trees) / (plain + self.costs.drafting(context))
-        self._judge(max(rates[best], unused) * plain / len(trees))
+        self.opened = True
+        self._judge(max(rates[best], unused) * plain / len(trees), len(trees))
         self.last = best if rates[best] > unused else 0
         return self.last
 
-    def _judge(self, ratio: float) -> None:
-        self.ratio += SMOOTH * (ratio - self.ratio)
+    def _gains(self, tree: Nodes, name: str) -> dict[int, float]:
+        """Expected accepted drafts by number of nodes; what is usual follows."""
+        told = tree.gains(self._calibration(name))
+        gains = {nodes: told[min(nodes, len(told) - 1)] for nodes in self.costs.nodes[1:]}
+        usual = self.usual.setdefault(name, {})
+        for nodes, gain in gains.items():
+            usual[nodes] = usual.get(nodes, gain) + USUAL * (gain - usual.get(nodes, gain))
+        return gains
+
+    def _judge(self, ratio: float, trees: int) -> None:
+        self.ratio += (1 - (1 - SMOOTH) ** trees) * (ratio - self.ratio)
         if self.ratio < 1.0:
             self.waiting, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
             self.ratio = 1.0 + BENEFIT
@@ -260,9 +288,9 @@ class Autos:
     choices: dict[tuple[int, bool], Auto]  # by (requests, sampled)
 
     def __post_init__(self) -> None:
-        shared = next(iter(self.choices.values())).calibrations
+        first = next(iter(self.choices.values()))
         for auto in self.choices.values():
-            auto.calibrations = shared
+            auto.calibrations, auto.usual = first.calibrations, first.usual
 
     @property
     def most(self) -> int:

@@ -237,6 +237,7 @@ def keep(pause: int = 64, waiting: float = 40.0, sampled: bool = False) -> Auto:
     auto._calibration("T 0.0").learn(0, 0.9, True)
     auto._calibration("T 0.0").learn(-1, 0.4, False)
     auto._calibration("T 0.7, noise-aware").learn(2, 0.5, True)
+    auto.usual["T 0.0"] = {1: 0.5, 3: 0.9}
     remember(auto, tiny.drafter(tiny.target()), sampled)
     return auto
 
@@ -247,6 +248,7 @@ def test_what_was_learned_comes_back() -> None:
     kept, back = keep(), learned()
     assert back.calibrations == kept.calibrations and len(back.calibrations) == 2
     assert (back.pause, back.waiting) == (64, 40.0)
+    assert back.usual == kept.usual
 
 
 @pytest.mark.usefixtures("measured")
@@ -300,6 +302,9 @@ UNLEARNED: dict[str, str | bytes] = {
     "pause infinite": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "pauses": {"here": [Infinity, 1]}}',
     "waiting a list": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "pauses": {"here": [16, []]}}',
     "waiting no number": '{"calibrations": {"T 0.0": {"0": [1, 2]}}, "pauses": {"here": [16, NaN]}}',
+    "usual a list": '{"usual": [1]}',
+    "usual drafts null": '{"usual": {"T 0.0": {"3": null}}}',
+    "usual drafts no number": '{"usual": {"T 0.0": {"3": NaN}}}',
     "followed no number": '{"calibrations": {"T 0.0": {"0": [NaN, 2]}}}',
     "promised below zero": '{"calibrations": {"T 0.0": {"0": [1, -8]}}}',
 }

@@ -29,6 +29,7 @@ from draftproof.spec.budget import (
     PRIOR,
     PROBE,
     Auto,
+    Autos,
     Calibration,
     Costs,
     Nodes,
@@ -463,6 +464,61 @@ def test_a_factor_that_kept_itself_from_being_tested_comes_back() -> None:
     assert rounds(100, 7)[-1] == 7
     assert Counter(rounds(500, 3)[-200:]).most_common(1)[0][0] == 3  # longer ones are tried now and then
     assert rounds(2000, 7)[-1] == 7
+
+
+# --- the first look among more requests -------------------------------------------------------------------
+
+
+def company(chance: float, *drafted: float) -> tuple[Auto, Auto]:
+    """A choice for one request that has seen trees of such chances, and one for four, whose rounds take `drafted`."""
+    alone, many = Auto(costs(1, 1.2, 1.3, 1.5, 2)), Auto(costs(1, *drafted))
+    Autos({(1, False): alone, (4, False): many})
+    for _ in range(30):
+        alone.choose([(line_of(32, chance), "prose")], 50)
+    return alone, many
+
+
+@pytest.mark.parametrize(("drafted", "waits"), [((3.1, 4, 6, 9), LONGEST_PAUSE), ((1.2, 1.3, 1.5, 2), 0)])
+def test_where_usual_drafts_cannot_pay_the_first_look_waits(drafted: tuple[float, ...], waits: int) -> None:
+    _, many = company(0.6, *drafted)
+    many.open(["prose"] * 4, 50)
+    assert pause(many) == waits
+    if waits:
+        many.open(["prose"] * 4, 50)
+        assert many.drafts(), "it waits once"
+
+
+def test_a_near_miss_is_looked_at_soon() -> None:
+    _, many = company(0.6, 2.4, 4, 6, 9)  # four nodes give 1.3 drafts: 2.3 tokens
+    many.open(["prose"] * 4, 50)
+    assert pause(many) == FIRST_PAUSE
+
+
+def test_with_nothing_known_it_is_looked_at_once() -> None:
+    _, many = company(0.6, 3.1, 4, 6, 9)
+    many.open(["code"], 50)
+    assert many.drafts()
+    fresh = Auto(costs(1, 3, 4, 6, 9))
+    fresh.open(["prose"], 50)
+    assert fresh.drafts()
+
+
+def test_what_is_usual_follows_what_is_expected_lately() -> None:
+    auto = Auto(costs(1, 1.2, 1.3, 1.5, 2))
+    auto.choose([(line_of(32, 0.9), "prose")], 50)
+    first = auto.usual["prose"][4]
+    assert first == pytest.approx(sum(0.9**d for d in range(1, 5)))
+    for _ in range(200):
+        auto.choose([(line_of(32, 0.3), "prose")], 50)
+    assert auto.usual["prose"][4] == pytest.approx(sum(0.3**d for d in range(1, 5)), rel=0.01)
+
+
+def test_many_trees_of_one_round_decide_as_much_as_many_rounds() -> None:
+    one, many = Auto(costs(1, 5, 9, 17, 33)), Auto(costs(1, 5, 9, 17, 33))
+    for _ in range(2):
+        one.choose([(line_of(32, 0.85), "")], 50)
+    many.choose([(line_of(32, 0.85), "")] * 2, 50)
+    assert one.ratio == pytest.approx(many.ratio)
 
 
 # --- rounds in service -----------------------------------------------------------------------------------
