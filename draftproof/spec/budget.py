@@ -27,10 +27,7 @@ BENEFIT = 0.05  # of the doubt: how far above plain decoding the ratio starts, s
 MEMORY = 400.0  # followed branches that a calibration remembers
 FORGET = 100.0  # rounds in which an untested factor goes most of the way back to the drafter's own word
 PROBE = 48  # drafted rounds after which a plain one tells again how long it takes
-FELT = {
-    True: 0.3,
-    False: 0.1,
-}  # weight of the newest round's time: of a plain one, which are rare, and of a drafted one
+FELT = {True: 0.3, False: 0.1}  # weight of the newest round's time: of a plain one (they are rare), of a drafted one
 FAR = 5.0  # a round that took so many times longer, or shorter, than measured says no more than this
 PRIOR = 8.0  # branches' worth of trust in the drafter's own probabilities
 
@@ -195,6 +192,7 @@ class Auto:
     place: str = ""  # what the costs belong to, so that a pause is kept for the same machine alone
     live: bool = False  # rounds in service tell how long they took: what is measured alone may not hold under load
     slower: dict[bool, float] = field(default_factory=lambda: {True: 1.0, False: 1.0})  # than measured: plain, drafted
+    timed: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})  # rounds that told it
     since_plain: int = 0
 
     @property
@@ -229,7 +227,9 @@ class Auto:
         self.since_plain = 0 if plain else self.since_plain + 1
         told = self.costs.at(context)[self.costs.nodes.index(nodes)]
         ratio = min(max(seconds / told, 1 / FAR), FAR)
-        self.slower[plain] += FELT[plain] * (ratio - self.slower[plain])
+        self.timed[plain] += 1
+        weight = max(FELT[plain], 1 / (self.timed[plain] + 1))  # the first ones count as much as the measurement
+        self.slower[plain] += weight * (ratio - self.slower[plain])
 
     def choose(self, trees: Sequence[tuple[Nodes, str]], context: int) -> int:
         """Nodes for a round whose drafts are made: trees of the running requests with their calibrations' names."""
