@@ -33,7 +33,7 @@ def profile(
     assert drafter is not None
     loaded = [text for text in load_texts(texts, max_tokens) if len(text.continuation_ids) > 1]
     answers = [Answer(tuple(t.prompt_ids), tuple(t.continuation_ids), "", None, 0.0) for t in loaded]
-    pair = load_pair(target, drafter, dtype=dtype, device=device)
+    pair = load_pair(target, drafter, dtype=dtype, device=device, plain=True)
     assert isinstance(pair.drafter, DFlashDrafter)
     folders = {"target": resolve_target(target), "drafter": resolve_drafter(drafter)}
     hashes = {role: checkpoint_hashes(folder) for role, folder in folders.items()}

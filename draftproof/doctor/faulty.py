@@ -43,11 +43,14 @@ def interleaved(sound: DFlashDrafter) -> Drafter:
     for layer in model.blocks:
         for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
             norm.weight.data = norm.weight.data[order]
-        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
-            rows = torch.arange(part.weight.shape[0]).reshape(-1, width)[:, order].flatten()
-            part.weight.data = part.weight.data[rows]
+        for name in ("q_proj", "k_proj"):
+            part = getattr(layer.self_attn, name)
+            rows = torch.arange(part.out_features).reshape(-1, width)[:, order].flatten()
+            made = torch.nn.Linear(part.in_features, part.out_features, bias=part.bias is not None)
+            made.weight.data = part.weight.data[rows]
             if part.bias is not None:
-                part.bias.data = part.bias.data[rows]
+                made.bias.data = part.bias.data[rows]
+            setattr(layer.self_attn, name, made)
     return DFlashDrafter(model, sound.target)
 
 

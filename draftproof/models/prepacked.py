@@ -10,6 +10,7 @@ its values back. There are no gradients through a layer like this.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -36,8 +37,15 @@ class Prepacked(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A plain copy [out, in]."""
+        """A plain copy [out, in]; what is written to it is lost."""
         return self.packed.to_dense()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prepacked:
+        """Nobody writes to a packed weight, and PyTorch cannot clone it: copies share it."""
+        made = self.__class__.__new__(self.__class__)
+        memo |= {id(self): made, id(self.packed): self.packed}
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """As nn.Linear would."""

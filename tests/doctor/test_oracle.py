@@ -20,6 +20,7 @@ from draftproof.doctor.told import first_anchor, last_position, walked
 from draftproof.engine.replay import Text, features_of, replay
 from draftproof.errors import UserError
 from draftproof.models.dflash import DFlashDrafter
+from draftproof.models.target import Target
 from tests import tiny
 from tests.train.test_forward import trained_rows
 
@@ -190,3 +191,18 @@ def test_consult_loads_folders_and_keeps_to_the_names(tmp_path: Path) -> None:
 def test_import_leaves_torch_alone(module: str) -> None:
     code = f"import sys, draftproof.doctor.{module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_prepacked_drafter_gets_the_same_fault() -> None:
+    made = []
+    for packed in (False, True):
+        target = Target.load(tiny.target_folder("llama"), dtype=torch.float32)
+        drafter = tiny.drafter(target)
+        if packed:
+            drafter.prepack()
+        made.append((drafter.model, listed(drafter)["rope-interleaved"].make(drafter).model))  # type: ignore[attr-defined]
+    x = torch.randn(2, 5, made[0][0].spec.hidden_size, generator=torch.Generator().manual_seed(0))
+    (sound, _), *_ = made
+    turned = [faulty.blocks[0].self_attn.q_proj(x) for _, faulty in made]
+    assert torch.allclose(turned[0], turned[1], atol=1e-5)
+    assert not torch.allclose(turned[0], sound.blocks[0].self_attn.q_proj(x), atol=1e-2), "control"

@@ -55,7 +55,9 @@ def test_local_folders(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "./no/where", "/no/where", "a/b/c", "../x", "~/no-such-folder"])
-def test_a_folder_that_is_not_there(name: str) -> None:
+def test_a_folder_that_is_not_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(UserError) as caught:
         hub.resolve_target(name)
     assert caught.value.code == "not-found" and "smollm2-135m" in caught.value.fix

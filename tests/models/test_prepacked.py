@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 
@@ -51,6 +52,15 @@ def test_names_and_values_stay() -> None:
     assert set(after) == set(before) and all(torch.equal(after[name], before[name]) for name in before)
     assert sum(p.numel() for p in model.parameters()) == size
     Two().load_state_dict(after)
+
+
+def test_a_deep_copy_computes_the_same() -> None:
+    model, x = Two().requires_grad_(False), torch.randn(2, 5, 48)
+    prepack(model)
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(x), model(x)) and twin.one is not model.one
+    twin.one.bias.data.fill_(7.0)
+    assert not torch.equal(twin(x), model(x)), "what may be written to is its own"
 
 
 def test_the_plain_weight_is_let_go() -> None:
