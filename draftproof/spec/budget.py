@@ -202,10 +202,12 @@ class Auto:
     def open(self, kinds: Sequence[str], context: int) -> None:
         """Before the first round for so many requests: where drafts as they usually are, among fewer or more of them,
         would not pay, looking can wait. With nothing known it is looked at once."""
+        if self.opened:
+            return
         gains = [self.usual.get(kind, {}) for kind in kinds]
         plain, *drafted = self._seconds(context)
         known = [(n, s) for n, s in zip(self.costs.nodes[1:], drafted, strict=True) if all(n in g for g in gains)]
-        if self.opened or not known:
+        if not known:
             return
         self.opened = True
         hope = max(sum(1 + g[n] for g in gains) / len(gains) * plain / s for n, s in known)
