@@ -75,6 +75,17 @@ def prepack(model: nn.Module) -> None:
             made[linear] = Prepacked(linear)
         if _agree(linear, made[linear]):
             setattr(parent, name, made[linear])
+    _let_go(model)
+
+
+def _let_go(model: nn.Module) -> None:
+    """Weights read from one file share its mapping, which is held as long as one of them lies there. So the few that
+    are left get memory of their own; where more is left than was packed they stay, for a mapping costs less."""
+    packed = sum(weight.nbytes for weight in model.parameters() if weight.is_mkldnn)
+    left = [weight for weight in model.parameters() if not weight.is_mkldnn]
+    if sum(weight.nbytes for weight in left) < packed:
+        for weight in left:
+            weight.data = weight.data.clone()
 
 
 def is_prepacked(model: nn.Module) -> bool:

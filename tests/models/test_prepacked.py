@@ -71,6 +71,24 @@ def test_the_plain_weight_is_let_go() -> None:
     assert held() is None
 
 
+def test_the_file_that_was_read_is_let_go() -> None:
+    """On Linux the weights are a mapping of the file until the last of them has gone."""
+    target = Target.load(tiny.target_folder("llama"), dtype=torch.float32)
+    before = {name: weight.data_ptr() for name, weight in target.model.named_parameters()}
+    values = {name: weight.clone() for name, weight in target.model.named_parameters()}
+    target.prepack()
+    left = {name: weight for name, weight in target.model.named_parameters() if not weight.is_mkldnn}
+    assert "model.norm.weight" in left and all(weight.data_ptr() != before[name] for name, weight in left.items())
+    assert all(torch.equal(weight, values[name]) for name, weight in left.items() if name in values)
+
+
+def test_what_is_more_than_the_packed_stays_where_it_is() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Embedding(500, 8)).requires_grad_(False)
+    before = model[1].weight.data_ptr()
+    prepack(model)
+    assert is_prepacked(model) and model[1].weight.data_ptr() == before
+
+
 def test_other_kinds_of_numbers_stay_as_they_are() -> None:
     for dtype in (torch.float64, torch.float16):
         model = Two(dtype)
