@@ -63,18 +63,17 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
 @torch.no_grad()
 def prepack(model: nn.Module) -> None:
     """Put a `Prepacked` in the place of every nn.Linear that computes the same by it; others stay as they are."""
-    places = [
-        (parent, name, child)
+    places = [  # without the layers themselves, so that each plain weight can go before the next is packed
+        (parent, name)
         for parent in model.modules()
         for name, child in parent.named_children()
         if type(child) is nn.Linear and can_prepack(child.weight.device, child.weight.dtype)
     ]
-    made: dict[nn.Linear, Prepacked] = {}
-    for parent, name, linear in places:
-        if linear not in made:
-            made[linear] = Prepacked(linear)
-        if _agree(linear, made[linear]):
-            setattr(parent, name, made[linear])
+    for parent, name in places:
+        linear = getattr(parent, name)
+        packed = Prepacked(linear)
+        if _agree(linear, packed):
+            setattr(parent, name, packed)
     _let_go(model)
 
 
