@@ -27,17 +27,19 @@ OPTIONS: tuple[object, ...] = (
 )
 PLAIN: dict[str, Any] = {"prompt": "One, two, three,", "max_tokens": 6, "temperature": 0}
 LONG: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 1900, "temperature": 0, "ignore_eos": True}
-GROWTH = 128 * MIB  # in one test: a body of 7 MB and what it is parsed to, some hundred rows of the prefix cache
+GROWTH = 128 * MIB  # in one test: a body of 7 MB in one more thread, some hundred rows of the prefix cache
 SOON = 30.0  # seconds, on a busy machine; a request of LONG takes longer on any
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Warm: every slot was used and the caches have grown, so that what grows later is something else."""
+    """Warm: every slot was used, the caches have grown and the largest bodies were read, so that what grows later is
+    something else."""
     resolve_target("smollm2-135m"), resolve_drafter("smollm2-135m-dflash")
     with serving(tmp_path_factory.mktemp("hostile") / "log", *OPTIONS) as made:
         answer = httpx.post(made.url + TEXT, json=PLAIN | {"n": SLOTS, "max_tokens": 64}, timeout=120)
         assert answer.status_code == 200
+        assert set(statuses(made, TEXT, bodies.HUGE).values()) == {400}
         yield made
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from draftproof.serve.asked.body import DEEPEST, parse, strict_json
+from draftproof.serve.asked.body import DEEPEST, MOST_PARTS, parse, strict_json
 from draftproof.serve.asked.schema import (
     HARMLESS,
     LONGEST_STOP,
@@ -180,6 +182,30 @@ def test_what_is_no_clean_json_is_refused(raw: bytes, words: str) -> None:
 def test_pairs_of_surrogates_and_nesting_up_to_the_limit_are_json() -> None:
     assert strict_json(b'"\\ud83d\\ude00"') == "\U0001f600"
     strict_json(b"[" * DEEPEST + b"]" * DEEPEST)
+
+
+def test_lists_and_objects_are_counted_before_they_are_made() -> None:
+    """And those only: not the brackets of a text, whatever quotes and backslashes stand around them."""
+    text = '[{"\\\\"' * MOST_PARTS
+    assert strict_json(json.dumps({"prompt": text, '[\\"': [text]}).encode()) == {"prompt": text, '[\\"': [text]}
+    assert len(strict_json(b"[" + b"[]," * (MOST_PARTS - 2) + b'"["]')) == MOST_PARTS - 1
+    tracemalloc.start()
+    try:
+        for raw in (b"[" + b"[]," * MOST_PARTS + b"1]", b'["\\\\",' + b'{"[":"\\""},' * MOST_PARTS + b"1]"):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            with pytest.raises(ApiError, match="100,000 lists and objects"):
+                strict_json(raw)
+            assert tracemalloc.get_traced_memory()[1] - before < 4 * len(raw)
+    finally:
+        tracemalloc.stop()
+
+
+def test_prompts_of_a_wrong_form_raise_a_few_complaints_each() -> None:
+    for wrong in ([1.0] * 1000, ["a"] * 999 + [1], [[1]] * 999 + [["a"] * 1000]):
+        with pytest.raises(ValidationError) as caught:
+            CompletionRequest.model_validate({"prompt": wrong})
+        assert caught.value.error_count() <= 4
 
 
 def test_sampling_fields_are_those_the_engine_knows() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from draftproof.serve.errors import ApiError, FieldError, bad
 DEEPEST = 64  # nesting of lists and objects
 MOST_PARTS, MOST_NAMES = 100_000, 10_000  # lists and objects of a body, names of an object: far above any real request
 LARGE = 1 << 16  # bytes from which parsing goes to a thread
+NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -65,13 +67,15 @@ def strict_json(raw: bytes) -> Any:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise bad(f"the body is not UTF-8 at byte {error.start}") from None
+    if _opened(raw) > MOST_PARTS:  # before they are made: a few megabytes of brackets become gigabytes of objects
+        raise bad(f"the JSON holds more than {MOST_PARTS:,} lists and objects")
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise bad(f"the JSON is nested deeper than {DEEPEST}") from None
     except ValueError as error:
         raise bad(f"the body is no valid JSON: {str(error)[:200]}") from None
-    _require_modest(value)
+    _require_shallow(value)
     if "\\u" in text:  # the only way in for half a surrogate pair
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -98,15 +102,22 @@ def _finite(text: str) -> float:
     return number
 
 
-def _require_modest(value: Any) -> None:
-    """A few megabytes of brackets would become gigabytes of objects and of complaints about them."""
-    level, depth, parts = _containers([value]), 0, 0
+def _opened(raw: bytes) -> int:
+    """Lists and objects that a JSON text opens, exact where it matters: brackets within strings are left out."""
+    most = raw.count(b"[") + raw.count(b"{")
+    if most <= MOST_PARTS:
+        return most
+    marks = raw.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, NO_MARKS).replace(b'""', b"")
+    runs = re.finditer(rb'"[^"]*"?|[^"]+', marks)  # of a string, of brackets outside of strings
+    return sum(len(run[0]) for run in runs if run[0][0] != ord('"'))
+
+
+def _require_shallow(value: Any) -> None:
+    level, depth = _containers([value]), 0
     while level:
-        depth, parts = depth + 1, parts + len(level)
+        depth += 1
         if depth > DEEPEST:
             raise bad(f"the JSON is nested deeper than {DEEPEST}")
-        if parts > MOST_PARTS:
-            raise bad(f"the JSON holds more than {MOST_PARTS:,} lists and objects")
         level = _containers(inner for outer in level for inner in (outer.values() if type(outer) is dict else outer))
 
 

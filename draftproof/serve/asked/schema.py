@@ -187,11 +187,13 @@ class ChatRequest(Sampled):
         return self
 
 
-Ids = list[Annotated[int, Field(ge=0, le=INT32)]]
+# One wrong item is enough: each form of a prompt would complain about each of a million items of another form.
+Ids = Annotated[list[Annotated[int, Field(ge=0, le=INT32)]], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
 class CompletionRequest(Sampled):
-    prompt: str | Ids | list[str] | list[Ids]
+    prompt: str | Ids | Texts | Annotated[list[Ids], Field(fail_fast=True)]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: Literal[False] = False
     add_special_tokens: bool = True
