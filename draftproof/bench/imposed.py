@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from draftproof.spec.budget import Auto, Costs, Nodes
+from draftproof.spec.budget import Auto
+from draftproof.spec.costs import Costs
+from draftproof.spec.expected import Nodes
 
 if TYPE_CHECKING:
     from draftproof.spec.builders import Children

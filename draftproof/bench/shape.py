@@ -238,7 +238,7 @@ def whole_round(engine: Engine, batch: Batch, proposer: Proposer | None) -> Call
 def imposed_acceptance(parts: list[Part], context: int, depth: int) -> list[dict[str, Any]]:
     """Every measured budget, and the measured choice among them, at imposed acceptance (`imposed.py`)."""
     from draftproof.bench.imposed import table
-    from draftproof.spec.budget import Costs
+    from draftproof.spec.costs import Costs
 
     rounds = {p.rows - 1: p.best / 1e3 for p in parts if p.context == context and p.name == "whole round"}
     draft = next(p.best / 1e3 for p in parts if p.context == context and p.name == "draft")

@@ -27,9 +27,11 @@ from draftproof.fetch import cache_dir, locked, notice, write_atomically
 from draftproof.models.prepacked import is_prepacked
 from draftproof.models.target import Target
 from draftproof.provenance import provenance
-from draftproof.spec.budget import FIRST_PAUSE, LONGEST_PAUSE, Auto, Autos, Calibration, Costs
+from draftproof.spec.budget import FIRST_PAUSE, LONGEST_PAUSE, Auto, Autos
 from draftproof.spec.builders import build, width_for
 from draftproof.spec.candidates import noise_aware, noise_for
+from draftproof.spec.costs import Costs
+from draftproof.spec.expected import Calibration
 
 VERSION = 1  # of what is measured; another one measures again
 GRID = (256, 1024, 4096, 16384, 65536, 262144)  # contexts that are measured

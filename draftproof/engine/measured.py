@@ -8,7 +8,8 @@ import torch
 
 from draftproof.engine.batch import Batch
 from draftproof.spec.accept import Accepted
-from draftproof.spec.budget import Auto, Nodes
+from draftproof.spec.budget import Auto
+from draftproof.spec.expected import Nodes
 from draftproof.spec.tree import Tree
 
 

@@ -8,13 +8,12 @@ now and then (`Auto`). Nothing here knows a model or a clock.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp
-from typing import Any
 
 from draftproof.errors import UserError
+from draftproof.spec.costs import Costs
+from draftproof.spec.expected import Calibration, Nodes
 
 MODES = ("auto", "none", "chain")
 MOST_NODES = 256  # largest budget of a tree, the root not counted
@@ -24,12 +23,9 @@ SMOOTH = 0.2  # weight of one tree of the newest round in the running ratio
 USUAL = 0.05  # weight of the newest tree in what is usual
 HOPELESS = 0.9  # of plain decoding: where the usual drafts would reach less, the first look waits longest
 BENEFIT = 0.05  # of the doubt: how far above plain decoding the ratio starts, so that one dull passage does not decide
-MEMORY = 400.0  # followed branches that a calibration remembers
-FORGET = 100.0  # rounds in which an untested factor goes most of the way back to the drafter's own word
 PROBE = 48  # drafted rounds after which a plain one tells again how long it takes
 FELT = {True: 0.3, False: 0.1}  # weight of the newest round's time: of a plain one (they are rare), of a drafted one
 FAR = 5.0  # a round that took so many times longer, or shorter, than measured says no more than this
-PRIOR = 8.0  # branches' worth of trust in the drafter's own probabilities
 
 
 def parse_budget(text: str) -> str | int:
@@ -42,139 +38,6 @@ def parse_budget(text: str) -> str | int:
             "bad-option", f"a budget of {text[:20]!r} nodes", f"use auto, none, chain, or 1 to {MOST_NODES} nodes"
         )
     return nodes
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds of a whole round (draft, build, verify, walk, commit) by context and drafted nodes.
-
-    nodes: ascending, 0 (plain decoding, nothing drafted) first. seconds: one row a context, in the order of `nodes`.
-    draft: seconds of a draft whose tree is not used, by context. place: what they belong to (machine, pair, options).
-    """
-
-    nodes: tuple[int, ...]
-    contexts: tuple[int, ...]
-    seconds: tuple[tuple[float, ...], ...]
-    draft: tuple[float, ...]
-    place: str = field(default="", compare=False)
-
-    def at(self, context: int) -> list[float]:
-        """Seconds of every option, never falling with the nodes; linear between contexts, constant beyond them."""
-        return rising([self._between(context, [row[i] for row in self.seconds]) for i in range(len(self.nodes))])
-
-    def drafting(self, context: int) -> float:
-        return self._between(context, self.draft)
-
-    def _between(self, context: int, values: Sequence[float]) -> float:
-        right = bisect_left(self.contexts, context)
-        if right == 0:
-            return values[0]
-        if right == len(self.contexts):
-            return values[-1]
-        low, high = self.contexts[right - 1], self.contexts[right]
-        share = (context - low) / (high - low)
-        return values[right - 1] * (1 - share) + values[right] * share
-
-
-def rising(values: Sequence[float]) -> list[float]:
-    """The closest rising sequence (isotonic regression by pooling neighbours): noise must not make 9 nodes cheaper than
-    8; steps of real kernels stay."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        total, count = value, 1
-        while pools and pools[-1][0] / pools[-1][1] > total / count:
-            total, count = total + pools[-1][0], count + pools[-1][1]
-            pools.pop()
-        pools.append((total, count))
-    return [total / count for total, count in pools for _ in range(count)]
-
-
-@dataclass
-class Calibration:
-    """How often the target followed a branch, over what the drafter promised: by depth on the spine, at once off it.
-
-    Only nodes that the walk reached count. Index -1 stands for parents off the spine.
-    """
-
-    followed: dict[int, float] = field(default_factory=dict)
-    promised: dict[int, float] = field(default_factory=dict)
-
-    def factor(self, depth: int) -> float:
-        """depth: of the parent; -1 off the spine."""
-        return (self.followed.get(depth, 0.0) + PRIOR) / (self.promised.get(depth, 0.0) + PRIOR)
-
-    def learn(self, depth: int, promised: float, followed: bool) -> None:
-        keep = 1.0 - 1.0 / MEMORY
-        self.followed[depth] = self.followed.get(depth, 0.0) * keep + followed
-        self.promised[depth] = self.promised.get(depth, 0.0) * keep + promised
-
-    def fade(self, tested: set[int]) -> None:
-        """Forget a little of what this round did not test: a factor that keeps itself from being tested comes back."""
-        for depth in self.promised.keys() - tested:
-            self.followed[depth] *= 1.0 - 1.0 / FORGET
-            self.promised[depth] *= 1.0 - 1.0 / FORGET
-
-    def as_dict(self) -> dict[str, Any]:
-        return {str(d): [self.followed[d], self.promised[d]] for d in self.followed}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Calibration:
-        pairs = {int(d): (float(f), float(p)) for d, (f, p) in data.items()}
-        return cls({d: f for d, (f, _) in pairs.items()}, {d: p for d, (_, p) in pairs.items()})
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """One request's tree on the host, in order, the root first: parent, depth, conditional probability given the parent
-    as the drafter has it, and whether the node lies on the spine (every node on its path is its parent's first)."""
-
-    token: list[int]
-    parent: list[int]
-    depth: list[int]
-    chance: list[float]
-    spine: list[bool]
-
-    @classmethod
-    def of(
-        cls, token: Sequence[int], parent: Sequence[int], depth: Sequence[int], logw: Sequence[float], n: int
-    ) -> Nodes:
-        chance, spine, begun = [1.0], [True], {-1}
-        for node in range(1, n):
-            above = parent[node]
-            chance.append(exp(logw[node] - logw[above]))
-            spine.append(spine[above] and above not in begun)
-            begun.add(above)
-        return cls(list(token[:n]), list(parent[:n]), list(depth[:n]), chance, spine)
-
-    def child(self, node: int, token: int) -> int | None:
-        """The child of `node` that carries `token`."""
-        places = range(node + 1, len(self.parent))
-        return next((i for i in places if self.parent[i] == node and self.token[i] == token), None)
-
-    def key(self, node: int) -> int:
-        """What the calibration knows the node's children by."""
-        return self.depth[node] if self.spine[node] else -1
-
-    def gains(self, calibration: Calibration) -> list[float]:
-        """Expected accepted drafts of the first 0, 1, 2, ... nodes behind the root."""
-        reach, gains = [1.0], [0.0]
-        for node in range(1, len(self.parent)):
-            above = self.parent[node]
-            reach.append(reach[above] * min(1.0, self.chance[node] * calibration.factor(self.key(above))))
-            gains.append(gains[-1] + reach[-1])
-        return gains
-
-    def learn(self, calibration: Calibration, path: Sequence[int], nodes: int, over: bool = True) -> set[int]:
-        """path: followed nodes, the root first; `nodes` were in the tree, root included; unless it is `over`, nobody
-        knows yet where the last of them leads."""
-        promised: dict[int, float] = {}
-        for node in range(1, min(nodes, len(self.parent))):
-            if self.parent[node] in path:
-                promised[self.parent[node]] = promised.get(self.parent[node], 0.0) + self.chance[node]
-        for node, mass in promised.items():
-            if over or node != path[-1]:
-                calibration.learn(self.key(node), mass, node != path[-1])
-        return {self.key(node) for node in promised}
 
 
 @dataclass

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from draftproof.bench import imposed
-from draftproof.spec.budget import Auto, Costs
+from draftproof.spec.budget import Auto
+from draftproof.spec.costs import Costs
 
 NODES, DEPTH, CONTEXT = (0, 1, 3, 7, 15), 5, 256
 FLAT = Costs(NODES, (CONTEXT,), ((1.0,) * 5,), (0.2,))

@@ -22,8 +22,9 @@ from draftproof.engine.replay import features_of
 from draftproof.engine.request import Request, StepResult
 from draftproof.errors import UserError
 from draftproof.models.target import Target
-from draftproof.spec.budget import FIRST_PAUSE, LONGEST_PAUSE, Auto, Costs
+from draftproof.spec.budget import FIRST_PAUSE, LONGEST_PAUSE, Auto
 from draftproof.spec.builders import BUILDERS
+from draftproof.spec.costs import Costs
 from tests import tiny
 from tests.engine.decoding import PROMPTS, Steered, requests
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from hypothesis import strategies as st
 
+from draftproof.spec.expected import Nodes
 from draftproof.spec.tree import NO_PARENT, ROOT, Tree
 
 
@@ -48,3 +51,17 @@ def path_to(tree: Tree, row: int, node: int) -> list[int]:
         path.insert(0, node)
         node = int(tree.parent[row, node])
     return path if node == ROOT else []
+
+
+def nodes_of(parent: list[int], chance: list[float]) -> Nodes:
+    """Through `Nodes.of`, as the engine makes them."""
+    depth, logw = [0], [0.0]
+    for node in range(1, len(parent)):
+        depth.append(depth[parent[node]] + 1)
+        logw.append(logw[parent[node]] + math.log(chance[node]))
+    token = list(range(len(parent)))
+    return Nodes.of([*token, 0, 0], [*parent, -2, -2], [*depth, 0, 0], [*logw, -math.inf, -math.inf], len(parent))
+
+
+def line_of(length: int, chance: float) -> Nodes:
+    return nodes_of(list(range(-1, length)), [1.0] + [chance] * length)

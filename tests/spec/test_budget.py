@@ -1,45 +1,32 @@
-"""The measured budget: costs between measurements, promises against what the target did, and the choice itself."""
+"""The measured budget: the option, and the choice itself."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.optimize import isotonic_regression
 
 from draftproof.errors import UserError
 from draftproof.models.dflash import DraftDist
-from draftproof.spec import budget as module
 from draftproof.spec.budget import (
     FIRST_PAUSE,
     HYSTERESIS,
     LONGEST_PAUSE,
-    MEMORY,
     MOST_NODES,
-    PRIOR,
     PROBE,
     Auto,
     Autos,
-    Calibration,
-    Costs,
-    Nodes,
     parse_budget,
-    rising,
 )
 from draftproof.spec.builders import SPINE_FIRST, heap
-
-FEW = settings(deadline=None, max_examples=60, derandomize=True, database=None)
-
+from draftproof.spec.costs import Costs
+from draftproof.spec.expected import Calibration, Nodes
+from tests.spec.forest import line_of, nodes_of
 
 # --- the option -------------------------------------------------------------------------------------
 
@@ -58,169 +45,6 @@ def test_other_budgets_are_refused(text: str) -> None:
     assert error.value.code == "bad-option" and str(MOST_NODES) in error.value.fix
 
 
-# --- costs ------------------------------------------------------------------------------------------
-
-STEPS = Costs((0, 7, 8, 15), (100, 300), ((1.0, 2.0, 2.0, 5.0), (2.0, 2.0, 4.0, 5.0)), (0.5, 1.5))
-
-
-@pytest.mark.parametrize(
-    ("context", "seconds", "draft"),
-    [
-        (0, [1, 2, 2, 5], 0.5),
-        (100, [1, 2, 2, 5], 0.5),
-        (150, [1.25, 2, 2.5, 5], 0.75),
-        (200, [1.5, 2, 3, 5], 1.0),
-        (300, [2, 2, 4, 5], 1.5),
-        (9999, [2, 2, 4, 5], 1.5),
-    ],
-)
-def test_costs_are_linear_between_contexts_and_constant_beyond(
-    context: int, seconds: list[float], draft: float
-) -> None:
-    """Steps that are real, 2 -> 5 here, stay as they are."""
-    assert STEPS.at(context) == pytest.approx(seconds)
-    assert STEPS.drafting(context) == pytest.approx(draft)
-
-
-def check_rising(values: Sequence[float], fit: Callable[[Sequence[float]], list[float]] = rising) -> None:
-    assert fit(values) == pytest.approx(isotonic_regression(values).x, abs=1e-9)
-
-
-@FEW
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=12))
-def test_costs_never_fall_and_are_the_closest_that_do_not(values: list[float]) -> None:
-    check_rising(values)
-    seconds = Costs(tuple(range(len(values))), (1,), (tuple(values),), (0.0,)).at(1)
-    assert seconds == rising(values) and all(np.diff(seconds) >= -1e-9)
-
-
-def test_control_rising() -> None:
-    """A running maximum and a pooling that looks back once only rise as well or nearly, and are not the closest."""
-
-    def running_max(values: Sequence[float]) -> list[float]:
-        return np.maximum.accumulate(values).tolist()
-
-    check_rising([1.0, 2.0, 2.0, 5.0], running_max)
-    with pytest.raises(AssertionError):
-        check_rising([1.0, 3.0, 2.0, 5.0], running_max)
-    check_rising([3.0, 3.0, 0.0])
-    with pytest.raises(AssertionError):
-        check_rising([3.0, 3.0, 0.0], lambda v: [v[0], (v[1] + v[2]) / 2, (v[1] + v[2]) / 2])
-
-
-# --- promises ---------------------------------------------------------------------------------------
-
-
-def nodes_of(parent: list[int], chance: list[float]) -> Nodes:
-    """Through `Nodes.of`, as the engine makes them."""
-    depth, logw = [0], [0.0]
-    for node in range(1, len(parent)):
-        depth.append(depth[parent[node]] + 1)
-        logw.append(logw[parent[node]] + math.log(chance[node]))
-    token = list(range(len(parent)))
-    return Nodes.of([*token, 0, 0], [*parent, -2, -2], [*depth, 0, 0], [*logw, -math.inf, -math.inf], len(parent))
-
-
-#   root -> 1 -> 2, 5;  root -> 3 -> 4
-FORK = nodes_of([-1, 0, 1, 0, 3, 1], [1, 0.5, 0.8, 0.25, 0.4, 0.1])
-
-
-def test_nodes_know_chances_and_the_spine() -> None:
-    assert FORK.parent == [-1, 0, 1, 0, 3, 1] and FORK.depth == [0, 1, 2, 1, 2, 2]
-    assert FORK.chance == pytest.approx([1, 0.5, 0.8, 0.25, 0.4, 0.1])
-    assert FORK.spine == [True, True, True, False, False, False]
-    assert [FORK.key(node) for node in range(6)] == [0, 1, 2, -1, -1, -1]
-    alone = Nodes.of([7, 0], [-1, -2], [0, 0], [0.0, -math.inf], 1)
-    assert alone.gains(Calibration()) == [0.0]
-
-
-def check_gains(tree: Nodes, calibration: Calibration) -> None:
-    reach = [math.prod(tree.chance[n] for n in path(tree, node)) for node in range(1, len(tree.parent))]
-    assert tree.gains(calibration) == pytest.approx(np.cumsum([0.0, *reach]).tolist())
-
-
-def path(tree: Nodes, node: int) -> list[int]:
-    return [] if node < 0 else [*path(tree, tree.parent[node]), node]
-
-
-def test_gains_are_the_sums_of_path_probabilities() -> None:
-    check_gains(FORK, Calibration())
-    assert FORK.gains(Calibration()) == pytest.approx([0, 0.5, 0.9, 1.15, 1.25, 1.30])
-    with pytest.raises(AssertionError):  # control: a calibration that is not 1
-        check_gains(FORK, Calibration({1: 0.0}, {1: 9.0}))
-
-
-def test_gains_are_corrected_by_the_parents_depth_and_no_chance_exceeds_one() -> None:
-    calibration = Calibration({0: 0.0, -1: 100.0}, {0: PRIOR, -1: 0.0})  # halved behind the root, times 13.5 off it
-    assert FORK.gains(calibration) == pytest.approx(np.cumsum([0, 0.25, 0.2, 0.125, 0.125, 0.025]).tolist())
-
-
-# --- calibration ------------------------------------------------------------------------------------
-
-
-def taught(tree: Nodes, calibration: Calibration, paths: Sequence[list[int]], nodes: int = MOST_NODES) -> Calibration:
-    for taken in paths:
-        tree.learn(calibration, taken, nodes)
-    return calibration
-
-
-def test_the_factor_moves_from_the_promise_to_what_was_seen() -> None:
-    calibration, seen = Calibration(), [1.0]
-    for i in range(3000):
-        calibration.learn(2, 0.8, i % 5 < 2)  # 40 %
-        seen.append(calibration.factor(2))
-    assert seen[-1] == pytest.approx(0.5, abs=0.02) and abs(seen[20] - 1) < abs(seen[200] - 1)
-    assert calibration.promised[2] == pytest.approx(0.8 * MEMORY, rel=1e-2)  # old branches are forgotten
-    assert calibration.factor(3) == 1.0
-    for _ in range(2000):
-        calibration.learn(2, 0.8, True)
-    assert calibration.factor(2) == pytest.approx(1.25, abs=0.02)
-
-
-def test_expected_gains_come_near_the_truth_of_an_overconfident_drafter() -> None:
-    """Promised 0.8 a depth, followed 0.4: from 0.8 + 0.64 + 0.51 to 0.4 + 0.16 + 0.064."""
-    line, draw, calibration = nodes_of([-1, 0, 1, 2], [1, 0.8, 0.8, 0.8]), random.Random(0), Calibration()
-    truth = np.cumsum([0, 0.4, 0.16, 0.064]).tolist()
-    assert line.gains(calibration)[-1] == pytest.approx(1.952)
-    for _ in range(1500):
-        length = next((i for i in range(3) if draw.random() >= 0.4), 3)
-        line.learn(calibration, list(range(length + 1)), 4)
-    assert line.gains(calibration) == pytest.approx(truth, abs=0.08)
-    blind = Calibration()  # control: what was never taught stays far off
-    assert line.gains(blind) != pytest.approx(truth, abs=0.08)
-
-
-def test_only_parents_that_the_walk_reached_count() -> None:
-    rejected = taught(FORK, Calibration(), [[0]])
-    assert rejected.as_dict() == {"0": [0.0, pytest.approx(0.75)]}
-    spine = taught(FORK, Calibration(), [[0, 1, 2]])  # node 2 has no children in the tree: nothing to learn there
-    assert spine.as_dict() == {"0": [1.0, pytest.approx(0.75)], "1": [1.0, pytest.approx(0.9)]}
-
-
-def test_parents_off_the_spine_count_together() -> None:
-    aside = taught(FORK, Calibration(), [[0, 3]])
-    assert aside.as_dict() == {"0": [1.0, pytest.approx(0.75)], "-1": [0.0, pytest.approx(0.4)]}
-    assert taught(FORK, aside, [[0, 3, 4]]).followed[-1] == pytest.approx(1.0)
-
-
-def test_only_nodes_that_were_verified_count() -> None:
-    """Of 4 nodes, root included, node 4 and 5 were never sent."""
-    assert taught(FORK, Calibration(), [[0, 3]], 4).as_dict() == {"0": [1.0, pytest.approx(0.75)]}
-    short = taught(FORK, Calibration(), [[0, 1]], 2)
-    assert short.as_dict() == {"0": [1.0, pytest.approx(0.5)]}
-    auto = Auto(STEPS)
-    auto.learn([(FORK, "prose")], [[0, 1]], nodes=1)  # the root is not counted here
-    assert auto.calibrations["prose"] == short
-
-
-@FEW
-@given(st.lists(st.sampled_from([[0], [0, 1], [0, 1, 2], [0, 3], [0, 3, 4], [0, 1, 5]]), max_size=20))
-def test_a_calibration_survives_json(paths: list[list[int]]) -> None:
-    calibration = taught(FORK, Calibration(), paths)
-    again = Calibration.from_dict(json.loads(json.dumps(calibration.as_dict())))
-    assert again == calibration and FORK.gains(again) == FORK.gains(calibration)
-
-
 # --- the choice -------------------------------------------------------------------------------------
 
 OPTIONS = (0, 4, 8, 16, 32)
@@ -228,10 +52,6 @@ OPTIONS = (0, 4, 8, 16, 32)
 
 def costs(*seconds: float, draft: float = 0.1, nodes: tuple[int, ...] = OPTIONS) -> Costs:
     return Costs(nodes, (1,), (seconds,), (draft,))
-
-
-def line_of(length: int, chance: float) -> Nodes:
-    return nodes_of(list(range(-1, length)), [1.0] + [chance] * length)
 
 
 def test_flat_costs_choose_the_largest_budget() -> None:
@@ -414,7 +234,7 @@ def test_the_measured_choice_is_as_fast_as_the_best_fixed_one(name: str) -> None
 def test_control_a_choice_that_believes_the_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     world, _ = WORLDS["every node costs"]
     calibrated = world.auto()
-    monkeypatch.setattr(module.Calibration, "factor", lambda self, depth: 1.0)
+    monkeypatch.setattr(Calibration, "factor", lambda self, depth: 1.0)
     assert world.auto() > 1.03 * calibrated
     with pytest.raises(AssertionError):
         check_choice(world)
