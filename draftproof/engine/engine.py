@@ -29,6 +29,7 @@ from draftproof.spec.tree import chain
 
 PREFILL_CHUNK = 512  # prompt rows per forward
 HEADROOM = 64  # rows that a newcomer must leave to everybody, or it would be sent away again at once
+OUT_OF_MEMORY = "out of memory"
 RECOVER = 64  # steps after which one more request is tried again when memory was short
 
 
@@ -152,10 +153,8 @@ class Engine:
         self._steps += 1
         if self._steps % RECOVER == 0 and self.most < self.slots:
             self.most += 1
-        self._make_room()
-        results = self._decode_all(self.table.decoding)
-        self._admit()
-        return results + self._prefill()
+        results = self._make_room() + self._decode_all(self.table.decoding)
+        return results + self._admit() + self._prefill()
 
     def _require_fit(self, r: Request) -> None:
         spec = self.target.spec
@@ -184,16 +183,34 @@ class Engine:
 
     # ---- coming and going
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[StepResult]:
+        """Who fits. One for whom there is no memory although nobody else is there ends."""
         while self.waiting and len(self.table.taken) < self.most:
             one, taken = self.waiting[0], self.table.taken
             rows = max(r.goal for r in (one, *taken)) + (HEADROOM if taken else 1)
-            if not self.table.fit(len(taken) + 1, min(rows, self.context)):
-                return
-            self.waiting.popleft()
-            self.table.enter(one)
-            one.rows = one.kept = one.stated = 0
-            one.turn, one.looked = next(self._turns), False
+            if self._fit(len(taken) + 1, min(rows, self.context)):
+                self.waiting.popleft()
+                self.table.enter(one)
+                one.rows = one.kept = one.stated = 0
+                one.turn, one.looked = next(self._turns), False
+            elif taken:
+                break
+            else:
+                self.waiting.popleft()
+                return [self._no_memory(one)]
+        return []
+
+    def _fit(self, requests: int, rows: int) -> bool:
+        """Room in the caches; where memory is short, what earlier requests left goes for it."""
+        try:
+            fits = self.table.fit(requests, rows)
+            if not fits and self.table.starved and self.keeper and self.keeper.prefix.nbytes:
+                self.keeper.prefix.clear()
+                fits = self.table.fit(requests, rows)
+            return fits
+        except Exception as error:
+            self._moved_apart(error)
+            return False
 
     def _take_up(self, one: InFlight) -> None:
         """What an earlier request left: looked up when its turn comes, for others may have left some meanwhile."""
@@ -212,6 +229,20 @@ class Engine:
                 self.keeper.keep(one)
         self.table.leave(leaving)
         self._batch = None
+        self._order()
+
+    def _order(self) -> None:
+        try:
+            self.table.order()
+        except Exception as error:
+            self._moved_apart(error)
+
+    def _moved_apart(self, error: Exception) -> None:
+        """A move between slots found no memory, maybe in one cache and not in another: everybody begins again."""
+        if not (self.isolate and short_of_memory(error)):
+            raise error
+        self._give_way()
+        self._preempt(self.table.taken, keep=False)
 
     def _preempt(self, leaving: Sequence[InFlight], *, keep: bool, alone: bool = False) -> None:
         """They lose their slots and nothing else: their texts are run again as soon as there is room."""
@@ -221,12 +252,16 @@ class Engine:
             self.waiting.appendleft(one)
         self._count(preemptions=len(leaving))
 
-    def _make_room(self) -> None:
-        """The next step must fit; the request that came last makes room."""
-        while (taken := self.table.taken) and not self.table.fit(len(taken), max(len(one.ids) for one in taken)):
-            if len(taken) == 1:
-                return
-            self._preempt([max(taken, key=lambda one: one.number)], keep=True)
+    def _make_room(self) -> list[StepResult]:
+        """The next step must fit; the request that came last makes room, and ends where it is by itself."""
+        while (taken := self.table.taken) and not self._fit(len(taken), max(len(one.ids) for one in taken)):
+            last = max(taken, key=lambda one: one.number)
+            if last.slot >= 0 and len(taken) == 1:
+                self._leave([last], keep=False)
+                return [self._no_memory(last)]
+            if last.slot >= 0:  # or all lost their slots already
+                self._preempt([last], keep=True)
+        return []
 
     # ---- prompts
 
@@ -256,8 +291,8 @@ class Engine:
                 room -= max(1, one.rows - begun)
         suspect = any(one.alone for one in ready)
         for some in [[one] for one in ready] if suspect else [list(ready)] if ready else []:
-            results += self._guarded(first, some)
-        self.table.order()
+            results += self._settled(first, [one for one in some if one.slot >= 0])
+        self._order()
         return results
 
     def _unread(self) -> list[InFlight]:
@@ -300,18 +335,19 @@ class Engine:
         taken = walk(tree, choices(batch, logits, Round(tree), positions), batch.stops, batch.budget)
         advance(batch, taken)
         scores = None if batch.logprobs is None else scores_of(logits, taken, batch.logprobs)
-        return self._settle(emit(Step(tree, taken, scores), requests, prefill=True), requests, prefill=True)
+        self._batch = None
+        return emit(Step(tree, taken, scores), requests, prefill=True)
 
     # ---- decoding
 
     def _decode_all(self, requests: Sequence[InFlight]) -> list[StepResult]:
         """Together; after a fault one by one for a step, so that it shows whose it is."""
         if not any(one.alone for one in requests):
-            return self._guarded(self._decode, requests) if requests else []
+            return self._settled(self._decode, requests)
         results = []
         for one in requests:
-            results += self._guarded(self._decode_alone, [one])
-        self.table.order()
+            results += self._settled(self._decode_alone, [one] if one.slot >= 0 else [])
+        self._order()
         return results
 
     def _decode_alone(self, requests: Sequence[InFlight]) -> list[StepResult]:
@@ -319,9 +355,9 @@ class Engine:
         batch = self._batch_of(requests, slice(one.slot, one.slot + 1))
         if self.proposer:
             self.proposer.changed()
-        done = step(batch, self.target, self.cache, self.proposer)
+        results = emit(step(batch, self.target, self.cache, self.proposer), requests)
         one.alone, self._batch = False, None
-        return self._settle(emit(done, requests), requests)
+        return results
 
     def _decode(self, requests: Sequence[InFlight]) -> list[StepResult]:
         if self._batch is None or len(self._batch.left) != len(requests):
@@ -335,7 +371,7 @@ class Engine:
         results = emit(done, requests)
         if self.proposer:
             self.proposer.felt(time.perf_counter() - begun)
-        return self._settle(results, requests)
+        return results
 
     def _batch_of(self, requests: Sequence[InFlight], slots: slice) -> Batch:
         aware = self.proposer is not None and self.proposer.how.noise_aware
@@ -348,17 +384,15 @@ class Engine:
             )
         return batch
 
-    def _settle(
-        self, results: list[StepResult], requests: Sequence[InFlight], *, prefill: bool = False
+    def _settled(
+        self, act: Callable[[Sequence[InFlight]], list[StepResult]], requests: Sequence[InFlight]
     ) -> list[StepResult]:
-        """Who has ended leaves; what is worth keeping is kept."""
-        self._leave([one for one in requests if not one.running])
-        if prefill:
-            self._batch = None
-        if self.keeper:
-            for one in requests:
-                if one.slot >= 0:
-                    self.keeper.wrote(one)
+        """Then who has ended leaves, and what is worth keeping is kept: the tokens are told, whatever happens there."""
+        results = self._guarded(act, requests) if requests else []
+        self._leave([one for one in requests if one.slot >= 0 and not one.running])
+        for one in requests:
+            if self.keeper and one.slot >= 0:
+                self.keeper.wrote(one)
         return results
 
     # ---- faults
@@ -382,8 +416,13 @@ class Engine:
                 self._preempt(requests, keep=False, alone=True)
                 return []
             self._leave(requests, keep=False)
-            what = "out of memory" if short_of_memory(error) else f"{type(error).__name__}: {error}"
+            what = OUT_OF_MEMORY if short_of_memory(error) else f"{type(error).__name__}: {error}"
             return [StepResult(one.number, [], 0, "error", error=what) for one in requests]
+
+    def _no_memory(self, one: InFlight) -> StepResult:
+        if not self.isolate:
+            raise MemoryError(f"the caches cannot hold a request of {one.goal} tokens")
+        return StepResult(one.number, [], 0, "error", error=OUT_OF_MEMORY)
 
     def _give_way(self) -> None:
         """What earlier requests left makes room, and so does company."""

@@ -26,6 +26,7 @@ class SlotTable:
         self.cache, self.proposer, self.most, self.context, self.memory = cache, proposer, most, context, memory
         self.rows = context if memory is None else 1
         self.at: list[InFlight | None] = [None] * cache.slots
+        self.starved = False  # the machine's memory was short when room was last asked for
         self._bytes: dict[int, int] = {}  # of a slot, by rows: asked for every request after every step
 
     @property
@@ -51,7 +52,9 @@ class SlotTable:
         return self.bytes_for(len(self.at), self.rows)
 
     def fit(self, requests: int, rows: int) -> bool:
-        """Make room for so many requests of so many committed rows each. False: the memory has none."""
+        """Make room for so many requests of so many committed rows each. False: there is none within `memory`, or the
+        machine has none (`starved`). An error for want of memory: as in `order`."""
+        self.starved = False
         if requests > self.most or rows > self.context:
             return False
         if requests <= len(self.at) and rows <= self.rows:
@@ -76,14 +79,15 @@ class SlotTable:
             self.proposer.drop(own)
 
     def leave(self, leaving: Sequence[InFlight]) -> None:
+        """Holes stay where they sat: `order` is next."""
         for one in leaving:
             if self.proposer:
                 self.proposer.backlog.drop(one.slot)
             self.at[one.slot], one.slot = None, -1
-        self.order()
 
     def order(self) -> None:
-        """Those that decode come first, without a hole; nobody moves who need not."""
+        """Those that decode come first, without a hole; nobody moves who need not. A move that fails for want of memory
+        may leave the stores with different requests in a slot: then nobody's rows may be used any more."""
         first = len(self.decoding)
         late = [one.slot for one in self.decoding if one.slot >= first]
         for slot in range(first):
@@ -114,17 +118,15 @@ class SlotTable:
             other.slot = source
 
     def _resized(self, slots: int, rows: int) -> bool:
+        self._close_up()
         try:
-            self._resize(slots, rows)
+            for store in self.stores:
+                store.resize(slots, rows)
         except Exception as error:
             if not short_of_memory(error):
                 raise
+            self.starved = True
             return False
-        return True
-
-    def _resize(self, slots: int, rows: int) -> None:
-        self._close_up()
-        for store in self.stores:
-            store.resize(slots, rows)
         self.at = (self.at + [None] * slots)[:slots]
         self.rows = rows
+        return True

@@ -276,6 +276,73 @@ def test_caches_that_cannot_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     exact(together(engine, [pool(0), pool(8)]), "llama", "plain", (0, 8))
 
 
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("method", ["swap", "fork"])
+def test_moves_between_slots_that_find_no_memory(method: str, always: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cache moved, the other did not; whoever ended before keeps the tokens of that step. Without any memory for
+    moves one request at a time is what is left."""
+    numbers, caught = (1, 8, 0, 4, 9), []
+
+    def fails(call: int, *_: Any) -> bool:
+        caught.append(call)
+        return always or call == 1  # of target and drafter: the second has it
+
+    engine = engine_for("mtp", "chain", slots=3, chunk=4, prefill_rows=8, isolate=True)
+    with monkeypatch.context() as patch:
+        plant(patch, Cache, method, fails, short())
+        outcomes = together(engine, [pool(n) for n in numbers])
+    assert len(caught) > (not always), "nobody was moved"
+    exact(outcomes, "mtp", "chain", numbers)
+    reusable(engine, "mtp", "chain")
+
+
+def test_a_fault_behind_the_step_ends_its_request_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(done: Any, requests: Sequence[Any], **named: Any) -> Any:
+        if not named and any(one.number == 2 for one in requests):
+            raise RuntimeError("planted behind the step")
+        return honest(done, requests, **named)
+
+    honest = engine_module.emit
+    monkeypatch.setattr(engine_module, "emit", fails)
+    engine = engine_for("llama", "tree", slots=3, isolate=True)
+    first, failed, last = together(engine, [pool(n) for n in OTHERS])
+    exact([first, last], "llama", "tree", (OTHERS[0], OTHERS[2]))
+    assert failed.finish == "error" and failed.tokens == alone("llama", "tree", OTHERS[1]).tokens[:1]
+
+
+def growing(monkeypatch: pytest.MonkeyPatch, prefix: int = 0) -> Engine:
+    monkeypatch.setattr("draftproof.engine.slots.FIRST_ROWS", 16)
+    memory = 4 * engine_for("llama", "plain").table.bytes_for(1, 128)
+    return engine_for("llama", "plain", slots=2, memory=memory, prefix=prefix, isolate=True)
+
+
+def test_what_earlier_requests_left_makes_room_for_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = growing(monkeypatch, 10**8)
+    together(engine, [replace(pool(0), max_tokens=2)])
+    assert engine.keeper and engine.keeper.prefix.nbytes
+    rows, prefix = engine.table.rows, engine.keeper.prefix
+    plant(monkeypatch, Cache, "resize", lambda *_: prefix.nbytes > 0, short())
+    exact(together(engine, [pool(8), pool(0)]), "llama", "plain", (8, 0))
+    assert engine.table.rows > rows
+
+
+@pytest.mark.parametrize("prefix", [0, 10**8])
+def test_a_request_for_which_the_caches_never_grow_ends(prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its prompt finds no room or its answer; a shorter one is served."""
+    engine = growing(monkeypatch, prefix)
+    short_one = replace(pool(0), max_tokens=2)
+    wanted = together(engine, [short_one])[0]
+    limit = engine.table.rows
+    with monkeypatch.context() as patch:
+        plant(patch, Cache, "resize", lambda _, slots, rows: rows > limit, short())
+        outcomes = together(engine, [pool(0), short_one, pool(8)])
+    told = [(o.finish, o.steps[-1].error) for o in outcomes]
+    assert told == [("error", "out of memory"), (wanted.finish, None), ("error", "out of memory")]
+    assert outcomes[1].tokens == wanted.tokens and outcomes[2].tokens == []
+    assert outcomes[0].tokens == alone("llama", "plain", 0).tokens[: len(outcomes[0].tokens)] != []
+    reusable(engine, "llama", "plain")
+
+
 def test_those_beside_a_fault_run_side_by_side_again(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, widths = engine_for("llama", "plain", slots=3, isolate=True), []
 
