@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 GIB = 2**30
 GPU_SHARE, CPU_SHARE = 0.8, 0.25  # of what is free when the models are loaded; a CPU's memory is others' too
+# Of control groups, as /proc/self/cgroup tells them apart: folder, files of limit and use, the line of memory.stat.
+VERSIONS = {
+    "": ("", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 PREFIX_SHARE = 0.25  # of that, for what earlier requests left
 
 
@@ -31,4 +37,32 @@ def free_memory(device: str) -> tuple[float, float, str]:
         return free, GPU_SHARE, f"on {device}"
     lines = Path("/proc/meminfo").read_text().splitlines()
     told = {name: value for name, _, value in (line.partition(":") for line in lines)}
-    return float(told["MemAvailable"].split()[0]) * 1024, CPU_SHARE, "in main memory"
+    machine = float(told["MemAvailable"].split()[0]) * 1024
+    container = free_in_container(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
+    if container < machine:
+        return container, CPU_SHARE, "within the container's limit"
+    return machine, CPU_SHARE, "in main memory"
+
+
+def free_in_container(told: str, root: Path) -> float:
+    """Bytes that the limits of control groups leave; infinity without a limit. told: /proc/self/cgroup, whose paths may
+    be those outside of a container (its own group then lies at the root); root: /sys/fs/cgroup."""
+    left = [math.inf]
+    for line in told.splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds in VERSIONS:
+            folder, *names = VERSIONS[kinds]
+            own = root / folder / path.lstrip("/")
+            left += [_left(group, *names) for group in (own, *own.parents) if group.is_relative_to(root)]
+            left.append(_left(root / folder, *names))
+    return min(left)
+
+
+def _left(group: Path, most: str, used: str, cached: str) -> float:
+    """Pages of files that could go do not count as used."""
+    try:
+        limit, taken = ((group / name).read_text().strip() for name in (most, used))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return math.inf if limit == "max" else float(max(0, int(limit) - int(taken) + int(stat.get(cached, 0))))
+    except (OSError, ValueError):  # no such group here
+        return math.inf

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from draftproof.engine.request import EngineState, Request, StepResult
 from draftproof.errors import DraftproofError
@@ -56,7 +56,7 @@ class QueueFullError(DraftproofError):
 
 
 class DrainingError(DraftproofError):
-    """The server is stopping: what runs is finished, nothing new is taken."""
+    """The server is stopping, or its engine has ended: nothing new is taken."""
 
 
 @dataclass(eq=False)
@@ -94,7 +94,7 @@ class Worker:
         thread: OneThread | None = None,
     ) -> None:
         self.engine, self.queue, self.report = engine, queue, report
-        self.draining = False
+        self.draining = self.broken = False
         self._open: set[Ticket] = set()  # of the event loop: submitted and not ended
         self._durations: deque[float] = deque(maxlen=RECENT)
         self._orders: deque[tuple[str, Ticket]] = deque()
@@ -114,7 +114,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        return self._ended is not None and not self._ended.done()
+        return self._ended is not None and not self._ended.done() and not self.broken
 
     @property
     def open(self) -> int:
@@ -123,7 +123,7 @@ class Worker:
 
     def submit(self, *requests: Request) -> list[Ticket]:
         """All of them or none: QueueFullError, DrainingError."""
-        if self.draining:
+        if self.draining or self.broken:
             raise DrainingError
         room = self.engine.slots + self.queue
         if self.open and self.open + len(requests) > room:  # several choices at once may go beyond an empty queue
@@ -149,14 +149,22 @@ class Worker:
                 await asyncio.wait_for(self._emptied.wait(), seconds)
             except TimeoutError:
                 log.warning("%d requests did not end within %.0f s and are broken off", self.open, seconds)
-        for ticket in list(self._open):
-            ticket.cancel()
-            ticket._results.put_nowait(failure("the server is stopping"))
+        self._end_all("the server is stopping")
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._ended:
             await asyncio.wait([asyncio.wrap_future(self._ended)], timeout=30.0)
+
+    def _end_all(self, why: str) -> None:
+        for ticket in list(self._open):
+            ticket.cancel()
+            ticket._results.put_nowait(failure(why))
+
+    def _break(self, why: str) -> None:
+        """The thread has ended by a fault that nothing could catch: nobody shall wait for it."""
+        self.broken = True
+        self._end_all(why)
 
     def _wait(self) -> float:
         """Seconds until a slot is free for one more, by what requests took lately."""
@@ -186,6 +194,13 @@ class Worker:
     # ---- in the thread
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            log.exception("the engine has ended; start the server again")
+            self._in_loop(self._break, f"the engine has ended: {type(error).__name__}: {error}")
+
+    def _serve(self) -> None:
         while True:
             with self._wake:
                 while not (self._orders or self._tickets or self._stopping):
@@ -198,40 +213,48 @@ class Worker:
             begun = time.monotonic()
             results = refused + (self._step() if self._tickets else [])
             now = time.monotonic()
-            self._tell(Report(results, now - begun, now, self.engine.state))
+            self._in_loop(self._deliver, Report(results, now - begun, now, self.engine.state))
 
     def _follow(self, orders: Sequence[tuple[str, Ticket]]) -> list[tuple[Ticket, StepResult]]:
-        refused = []
+        told = []
         for what, ticket in orders:
             if what == "add":
                 try:
                     self._tickets[self.engine.add(ticket.request, ticket.arrived)] = ticket
                 except Exception as error:
                     log.exception("a request was refused by the engine")
-                    refused.append((ticket, failure(str(error))))
-            else:
-                for number in [n for n, other in self._tickets.items() if other is ticket]:
+                    told.append((ticket, failure(str(error))))
+                continue
+            for number in [n for n, other in self._tickets.items() if other is ticket]:
+                del self._tickets[number]
+                try:
                     self.engine.cancel(number)
-                    del self._tickets[number]
-        return refused
+                except Exception as error:
+                    told += self._all_over(error)
+        return told
 
     def _step(self) -> list[tuple[Ticket, StepResult]]:
         try:
             results = self.engine.step()
         except Exception as error:  # the engine isolates what one request does; this is a fault of its own
-            log.exception("a step failed; all running requests end")
-            self.engine.reset()
-            results = [failure(f"{type(error).__name__}: {error}", number) for number in self._tickets]
+            return self._all_over(error)
         told = [(self._tickets[r.index], r) for r in results if r.index in self._tickets]
         for result in results:
             if result.finish is not None:
                 self._tickets.pop(result.index, None)
         return told
 
-    def _tell(self, report: Report) -> None:
+    def _all_over(self, error: Exception) -> list[tuple[Ticket, StepResult]]:
+        log.error("the engine failed; all running requests end", exc_info=error)
+        ended = [(t, failure(f"{type(error).__name__}: {error}", n)) for n, t in self._tickets.items()]
+        self._tickets.clear()
+        self.engine.reset()
+        return ended
+
+    def _in_loop(self, act: Callable[[Any], None], what: object) -> None:
         assert self._loop
         try:
-            self._loop.call_soon_threadsafe(self._deliver, report)
+            self._loop.call_soon_threadsafe(act, what)
         except RuntimeError:  # the loop has ended: nobody listens any more
             self._tickets.clear()
 

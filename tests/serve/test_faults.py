@@ -160,3 +160,31 @@ def test_a_fault_of_the_engine_itself_ends_what_runs(caplog: pytest.LogCaptureFi
         assert [answer.status_code for answer in answers] == [500] * len(PROMPTS)
         assert all("planted in the engine" in answer.json()["error"]["message"] for answer in answers)
         assert "all running requests end" in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["step", "cancel"])
+def test_nobody_waits_for_an_engine_that_has_ended(broken: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A fault in a step, or when somebody goes away, and none of it can be cleared up, as after a CUDA error."""
+    what = served(pause=0.02)
+    spoken: Any = what.worker.engine
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError(f"planted in {broken}")
+
+    with running(what) as url, ThreadPoolExecutor(3) as pool:
+        kept = [pool.submit(ask, url, "abc", max_tokens=1500, stream=stream) for stream in (False, True)]
+        assert eventually(lambda: len(spoken.added) == 2)
+        spoken.reset = fails
+        if broken == "cancel":
+            spoken.cancel = fails
+            with httpx.stream("POST", url + TEXT, json={"prompt": "abc", **FIELDS, "stream": True}) as gone:
+                next(gone.iter_lines())
+        else:
+            spoken.step = fails
+        whole, stream = (one.result(10) for one in kept)
+        assert whole.status_code == 500 and f"planted in {broken}" in whole.json()["error"]["message"]
+        assert f"planted in {broken}" in wire.events(stream.content)[-1]["error"]["message"]
+        assert httpx.get(f"{url}/health").status_code == 503 and ask(url, "abc").status_code == 503
+        began = time.monotonic()
+    assert time.monotonic() - began < 3, "the drain waited for requests that had ended"
+    assert "start the server again" in caplog.text

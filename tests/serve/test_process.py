@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from draftproof.serve.memory import GIB, cache_memory
+from draftproof.serve.memory import GIB, cache_memory, free_in_container
 from draftproof.serve.served import Limits, Parsers
 from draftproof.serve.stats.metrics import Metrics
 from tests.serve.made import CONTEXT, NAME, running, served
@@ -57,6 +58,34 @@ def test_memory_as_asked_for_or_a_share_of_what_is_free() -> None:
     assert 2.9 < kv / prefix < 3.1 and "25%" in reason
     whole, none, _ = cache_memory("cpu", None, 0.0)
     assert none == 0 and 0.9 * (kv + prefix) < whole < 1.1 * (kv + prefix)
+
+
+def group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text + "\n")
+
+
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    """Version 2 by its path and by its root (a namespace), and version 1; a parent's limit holds as well."""
+    assert free_in_container("0::/\n", tmp_path) == math.inf
+    pod = {"memory__max": str(8 * GIB), "memory__current": str(3 * GIB), "memory__stat": f"anon 5\ninactive_file {GIB}"}
+    group(tmp_path / "kube/pod", **pod)
+    group(tmp_path / "kube/pod/one", memory__max="max", memory__current="0", memory__stat="anon 0")
+    assert free_in_container("0::/kube/pod/one\n", tmp_path) == 6 * GIB
+    assert free_in_container("0::/kube/other\n", tmp_path) == math.inf
+    group(tmp_path, **pod)
+    assert free_in_container("0::/outside/of/this\n", tmp_path) == 6 * GIB
+    old = {"memory__limit_in_bytes": str(2 * GIB), "memory__usage_in_bytes": str(GIB), "memory__stat": "cache 0"}
+    group(tmp_path / "memory", **old)
+    assert free_in_container("4:memory:/docker/abc\n1:cpu:/docker/abc\n", tmp_path) == GIB
+    assert free_in_container("1:cpu:/\n", tmp_path) == math.inf
+
+
+def test_the_caches_fit_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftproof.serve.memory.free_in_container", lambda *_: 0.5 * GIB)
+    kv, prefix, reason = cache_memory("cpu", None, None)
+    assert kv + prefix == pytest.approx(0.125 * GIB) and "the container's limit" in reason
 
 
 @contextmanager
