@@ -10,6 +10,7 @@ from typing import Any
 from draftproof.engine.request import StepResult
 from draftproof.errors import UserError
 
+MOST_WAITING = 64  # tokens that may wait for the rest of a character: far more than one can have
 BROKEN = "\ufffd"  # what a tokenizer gives for the first half of a character
 
 
@@ -70,7 +71,7 @@ class TextStream:
                 continue
             self._ids.append(token)
             text = self._decode(self._ids)
-            if text.endswith(BROKEN):
+            if text.endswith(BROKEN) and len(self._ids) < MOST_WAITING:
                 continue
             yield from self._take(text, token, number < result.accepted)
         if result.finish and not self.stopped:

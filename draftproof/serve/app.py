@@ -31,6 +31,7 @@ from draftproof.serve.running import ClientGoneError, Run, while_connected
 from draftproof.serve.served import Served
 
 log = logging.getLogger("draftproof")
+MANY_LOGPROBS = 2000  # from which an answer is put together in a thread
 ANY_FAILURE = responses(400, 404, 413, 415, 429, 500, 503, 504)
 Sent = TypeVar("Sent", bound=Sampled)
 
@@ -120,7 +121,13 @@ async def generate(
 
     async def finish() -> Response:
         run, answer = await begin()
-        return json_response(answer.whole([part async for part in run.parts()]))
+        parts = [part async for part in run.parts()]
+        told = sum(1 + len(token.top) for part in parts for token in part.logprobs or ())
+
+        def whole() -> Response:
+            return json_response(answer.whole(parts))
+
+        return await asyncio.to_thread(whole) if told > MANY_LOGPROBS else whole()
 
     if sent.stream:
         return EventStream(*await begin())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from draftproof.serve.answer.logprobs import Tokens
 from draftproof.serve.errors import ApiError, ErrorAnswer, bad
 from draftproof.serve.parsers.base import THINK_END
 from draftproof.serve.worker import Worker
@@ -68,6 +69,10 @@ class Served:
     origins: Sequence[str] = ()
     tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()  # run while the app runs
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        return Tokens(self.tokenizer)
 
     @cached_property
     def grammars(self) -> Grammars:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from draftproof.engine.request import StepResult
-from draftproof.engine.text import TextStream
+from draftproof.engine.text import BROKEN, TextStream
 
 WORDS = ["<eos>", "\u2581Hello", "\u2581world", "lo", "\u2581", "!", "\u2581a\u2581b"]
 BYTES = [f"<0x{b:02X}>" for b in (0xE2, 0x82, 0xAC, 0xC3, 0xA9, 0x41)]  # euro sign, e acute, A
@@ -87,3 +87,25 @@ def test_control_decoding_each_token_alone_loses_spaces() -> None:
 def test_drafted_pieces_are_marked(accepted: int) -> None:
     pieces = list(TextStream(tokenizer()).feed(StepResult(0, [1, 2, 3], accepted, "length")))
     assert [p.drafted for p in pieces if p.text] == [i < accepted for i in range(3)]
+
+
+class Counting:
+    """A tokenizer that counts the tokens it decodes."""
+
+    def __init__(self) -> None:
+        self.all_special_ids: list[int] = []
+        self.decoded = 0
+
+    def decode(self, ids: list[int], **options: Any) -> str:
+        self.decoded += len(ids)
+        return str(tokenizer().decode(ids, **options))
+
+
+def test_bytes_that_never_become_a_character_cost_no_more_with_every_token() -> None:
+    lead, word = len(WORDS), WORDS.index("lo")
+    counting, pieces = Counting(), list[str]()
+    out = TextStream(counting)
+    for token in [lead] * 2000 + [word]:
+        pieces += [piece.text for piece in out.feed(StepResult(0, [token], 0, None))]
+    assert counting.decoded < 100 * 2000
+    assert len(pieces) > 20 and set("".join(pieces)) == {BROKEN, *"lo"} and pieces[-1].endswith("lo")

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from draftproof.engine.request import StepResult
+from draftproof.serve.answer.objects import ChatAnswer
 from draftproof.serve.app import create_app
 from draftproof.serve.served import Limits, Parsers, Served
 from draftproof.serve.stats.metrics import Metrics
@@ -93,6 +94,24 @@ def test_a_stream_says_what_the_whole_answer_says(url: str) -> None:
         assert [t["token"] for t in told] == [t["token"] for t in choice["logprobs"]["content"]]
         assert len(told) == 20 and all(len(t["top_logprobs"]) == 2 for t in told)
     assert whole["choices"][0]["token_ids"] != whole["choices"][1]["token_ids"]
+
+
+def test_an_answer_of_many_logprobs_is_put_together_beside_the_event_loop(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields: dict[str, Any] = {"messages": user("go on"), "seed": 3, "max_tokens": 20, "logprobs": True}
+    few = post(url, **fields).json()["choices"]
+    threads, made = [], ChatAnswer.whole
+
+    def whole(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return made(*given)
+
+    monkeypatch.setattr(ChatAnswer, "whole", whole)
+    assert post(url, **fields).json()["choices"] == few
+    monkeypatch.setattr("draftproof.serve.app.MANY_LOGPROBS", 10)
+    assert post(url, **fields).json()["choices"] == few
+    assert len(set(threads)) == len(threads) == 2
 
 
 def test_logprobs_are_the_models_own(url: str) -> None:

@@ -264,6 +264,22 @@ def test_bytes_of_tokens_are_their_own() -> None:
     assert tokens.bytes(ids_of(" ")[0]) == [32]
 
 
+def test_parts_of_characters_are_told_apart_in_completion_logprobs() -> None:
+    first, second, third = ids_of("€")
+    likely = TokenLogprob(-3, [(second, -0.5), (third, -1.0)])
+    told = completion_logprobs(Tokens(tokenizer()), [first], [likely], 0)
+    names = {second: "bytes:\\x82", third: "bytes:\\xac", first: "bytes:\\xe2"}
+    assert told["tokens"] == [names[first]]
+    assert told["top_logprobs"] == [{names[second]: -0.5, names[third]: -1.0, names[first]: -3}]
+
+
+def test_the_chosen_token_keeps_its_own_value_beside_a_twin() -> None:
+    """Two tokens of a vocabulary may have the same text."""
+    tokens = Tokens(tokenizer())
+    tokens.text = lambda token: "same"  # type: ignore[assignment]
+    assert completion_logprobs(tokens, [5], [TokenLogprob(-3, [(6, -0.5)])], 0)["top_logprobs"] == [{"same": -3}]
+
+
 def test_offsets_of_completion_logprobs() -> None:
     ids = ids_of("ab")
     told = completion_logprobs(

@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from draftproof.serve.asked.body import DEEPEST, MOST_PARTS, parse, strict_json
+from draftproof.serve.asked.fields import Strict
 from draftproof.serve.asked.schema import (
     HARMLESS,
     LONGEST_STOP,
@@ -20,6 +21,7 @@ from draftproof.serve.asked.schema import (
     REFUSED,
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     Sampled,
     TokenizeRequest,
 )
@@ -201,11 +203,39 @@ def test_lists_and_objects_are_counted_before_they_are_made() -> None:
         tracemalloc.stop()
 
 
-def test_prompts_of_a_wrong_form_raise_a_few_complaints_each() -> None:
-    for wrong in ([1.0] * 1000, ["a"] * 999 + [1], [[1]] * 999 + [["a"] * 1000]):
-        with pytest.raises(ValidationError) as caught:
-            CompletionRequest.model_validate({"prompt": wrong})
-        assert caught.value.error_count() <= 4
+NAMES = {f"name{n}": n for n in range(1000)}
+CALL = {"function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [
+        *((CompletionRequest, {"prompt": p}) for p in ([1.0] * 1000, ["a"] * 999 + [1], [[1]] * 999 + [["a"] * 1000])),
+        (CompletionRequest, {"prompt": "a", **NAMES}),
+        (ChatRequest, {"messages": [1] * 1000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 1000}]}),
+        (ChatRequest, {"messages": [*user("a"), *[{"role": "user", "content": "a", **NAMES}] * 9]}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", **NAMES}] * 9}]}),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [CALL] * 9 + [1] * 1000}]}),
+        (ChatRequest, {"messages": user("a"), "modalities": ["text", *[1] * 1000]}),
+        (ChatRequest, {"messages": user("a"), "tools": [1] * 1000}),
+        (ChatRequest, {"messages": user("a"), "stop": [1] * 1000}),
+        (ChatRequest, {"messages": user("a"), "stop_token_ids": ["a"] * 1000}),
+        (DetokenizeRequest, {"tokens": ["a"] * 1000}),
+    ],
+)
+def test_a_wrong_list_or_object_raises_a_few_complaints(kind: type[Strict], sent: dict[str, Any]) -> None:
+    """Each takes a kilobyte or more: one for each of a million items would be the end of the server."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(sent)
+    assert caught.value.error_count() <= 20
+
+
+def test_of_several_forms_the_one_that_fits_longest_is_told() -> None:
+    for wrong, told in ((["a", 1], "prompt[1]: Input should be a valid string"), ([1, "a"], "prompt[1]: Input")):
+        with pytest.raises(ApiError) as caught:
+            completion(prompt=wrong)
+        assert str(caught.value).startswith(told)
 
 
 def test_sampling_fields_are_those_the_engine_knows() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from draftproof.engine.request import TokenLogprob
 from draftproof.engine.text import BROKEN
 
+REMEMBERED = 1 << 16  # tokens
 LEAST = -9999.0  # for probability 0, which JSON has no number for; as in vLLM
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -38,15 +39,21 @@ class CompletionLogprobs(TypedDict):
 
 
 class Tokens:
-    """Single tokens of a tokenizer."""
+    """Single tokens of a tokenizer; what was asked before is remembered."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self.text, self.bytes = lru_cache(REMEMBERED)(self._text), lru_cache(REMEMBERED)(self._bytes)
 
-    def text(self, token: int) -> str:
+    def name(self, token: int) -> str:
+        """Its text; of part of a character its bytes, as in OpenAI's completions: parts of several would be one."""
+        text = self.text(token)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.bytes(token)) if BROKEN in text else text
+
+    def _text(self, token: int) -> str:
         return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
-    def bytes(self, token: int) -> list[int]:
+    def _bytes(self, token: int) -> Sequence[int]:
         """The token's own bytes, also where they are only part of a character."""
         text = self.text(token)
         if BROKEN in text:
@@ -60,7 +67,7 @@ class Tokens:
 
 def chat_logprobs(tokens: Tokens, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
     def likely(token: int, logprob: float) -> Likely:
-        return {"token": tokens.text(token), "logprob": _finite(logprob), "bytes": tokens.bytes(token)}
+        return {"token": tokens.text(token), "logprob": _finite(logprob), "bytes": list(tokens.bytes(token))}
 
     content: list[TokenInfo] = [
         {**likely(token, told.logprob), "top_logprobs": [likely(*pair) for pair in told.top]}
@@ -75,15 +82,15 @@ def completion_logprobs(
     """offset: characters of the tokens before. The chosen token is always among `top_logprobs`, as in OpenAI's API."""
     told: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token, logprob in zip(ids, logprobs, strict=True):
-        text = tokens.text(token)
-        told["tokens"].append(text)
+        name = tokens.name(token)
+        told["tokens"].append(name)
         told["token_logprobs"].append(_finite(logprob.logprob))
         told["text_offset"].append(offset)
         likeliest: dict[str, float] = {}
-        for other, value in [*logprob.top, (token, logprob.logprob)]:
-            likeliest.setdefault(tokens.text(other), _finite(value))
-        told["top_logprobs"].append(likeliest)
-        offset += len(text)
+        for other, value in logprob.top:
+            likeliest.setdefault(tokens.name(other), _finite(value))
+        told["top_logprobs"].append(likeliest | {name: _finite(logprob.logprob)})
+        offset += len(tokens.text(token))
     return told
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftproof.serve.answer.choice import Part, spec_metrics
-from draftproof.serve.answer.logprobs import Tokens, chat_logprobs, completion_logprobs
+from draftproof.serve.answer.logprobs import chat_logprobs, completion_logprobs
 from draftproof.serve.answer.shapes import ChatMessage, RequestMetrics, Usage
 from draftproof.serve.asked.ask import Asked
 from draftproof.serve.asked.schema import Sampled, StreamOptions
@@ -33,7 +33,7 @@ class Answer(ABC):
 
     def __post_init__(self) -> None:
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
-        self.tokens = Tokens(self.served.tokenizer)
+        self.tokens = self.served.tokens
         self.options = self.sent.stream_options or StreamOptions()
         self._opened: set[int] = set()
 
@@ -201,7 +201,7 @@ class TextAnswer(Answer):
         ids = [token for part in parts for token in part.tokens]
         told = [logprob for part in parts for logprob in part.logprobs or ()]
         made = completion_logprobs(self.tokens, ids, told, self._offsets[number])
-        self._offsets[number] += sum(map(len, made["tokens"]))
+        self._offsets[number] += sum(len(self.tokens.text(token)) for token in ids)
         return made
 
 

@@ -133,12 +133,17 @@ def _told(error: ValidationError, sent: dict[str, Any]) -> ApiError:
         return bad(raised.message, _joined(_path(errors[0], sent), raised.param), raised.code)
     field = errors[0]["loc"][:1]
     paths = [(_path(e, sent), e) for e in errors if e["loc"][:1] == field]
-    path, first = max(paths, key=lambda pair: pair[0].count(".") + pair[0].count("["))
+    path, first = max(paths, key=lambda pair: _reach(*pair))
     said = " or ".join(dict.fromkeys(e["msg"].removeprefix("Value error, ") for where, e in paths if where == path))
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
     if first["type"] == "extra_forbidden":
         said, code = "this server knows no such parameter", "unknown_parameter"
     return bad(f"{path}: {said}" if path else said, path or None, code)
+
+
+def _reach(path: str, error: Any) -> tuple[int, list[int]]:
+    """How far a form of a union went along with what was sent: how deep, and over how many items of lists."""
+    return path.count(".") + path.count("["), [step for step in error["loc"] if isinstance(step, int)]
 
 
 def _path(error: Any, sent: dict[str, Any]) -> str:

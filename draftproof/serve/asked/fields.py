@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from draftproof.serve.errors import FieldError
+
+# Of a long list one wrong item is enough: a complaint takes a hundred times an item's memory, and each form of a union
+# has complaints of its own.
+FIRST = Field(fail_fast=True)
 
 
 class Strict(BaseModel):
@@ -29,7 +33,9 @@ class Strict(BaseModel):
         for name in sent.keys() & cls.refused.keys() - known:
             if sent[name] is not None:
                 raise FieldError(name, f"{name} is not supported: {cls.refused[name]}", "unsupported_parameter")
-        return {k: v for k, v in sent.items() if v is not None or k not in known | cls.refused.keys()}
+        unknown = [k for k in sent if k not in known and k not in cls.refused]
+        dropped = set(unknown[1:])  # one of them is enough to be refused: a complaint takes much more than a name
+        return {k: v for k, v in sent.items() if k not in dropped and (v is not None or k in unknown)}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

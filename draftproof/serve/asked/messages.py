@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from draftproof.serve.asked.fields import Strict
+from draftproof.serve.asked.fields import FIRST, Strict
 
 NOT_TEXT = ("image_url", "input_audio", "file", "video_url", "audio_url", "refusal", "image", "video")
 
@@ -40,7 +40,7 @@ class Part(Strict):
         return sent
 
 
-Content = str | list[Part]
+Content = str | Annotated[list[Part], FIRST]
 
 
 class CalledFunction(Strict):
@@ -86,7 +86,7 @@ class Assistant(Said):
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] = Field([])
+    tool_calls: Annotated[list[ToolCall], FIRST] = Field([])
     annotations: list[Any] = Field([], max_length=0)  # OpenAI's own answers hold an empty list
 
     @model_validator(mode="after")

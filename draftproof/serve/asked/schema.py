@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, model_validator
 
-from draftproof.serve.asked.fields import Strict
+from draftproof.serve.asked.fields import FIRST, Strict
 from draftproof.serve.asked.messages import Message
 from draftproof.serve.errors import FieldError
 
@@ -53,6 +53,7 @@ REFUSED = {
     "priority": "requests are served in the order of arrival",
 }
 
+Ids = Annotated[list[Annotated[int, Field(ge=0, le=INT32)]], FIRST]
 Strings = Annotated[list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]], Field(max_length=MOST_STOPS)]
 Level = Literal["summary", "detailed"]
 
@@ -85,7 +86,7 @@ class Sampled(Strict):
     seed: int | None = Field(None, ge=-INT64 - 1, le=INT64)
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     stop: Annotated[str, Field(max_length=LONGEST_STOP)] | Strings = Field([])
-    stop_token_ids: list[Annotated[int, Field(ge=0, le=INT32)]] = Field([], max_length=MOST_STOP_IDS)
+    stop_token_ids: Ids = Field([], max_length=MOST_STOP_IDS)
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0, le=INT32)
     skip_special_tokens: bool = True
@@ -158,7 +159,7 @@ class SchemaFormat(Strict):
 
 
 class ChatRequest(Sampled):
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: Annotated[list[Message], FIRST] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=INT32)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -169,7 +170,7 @@ class ChatRequest(Sampled):
     chat_template_kwargs: dict[str, Any] = Field({})
     reasoning_effort: str | None = None
     include_reasoning: bool = True
-    modalities: list[Literal["text"]] = Field(["text"])
+    modalities: Annotated[list[Literal["text"]], FIRST] = Field(["text"])
 
     @model_validator(mode="after")
     def _require_unambiguous(self) -> ChatRequest:
@@ -187,13 +188,8 @@ class ChatRequest(Sampled):
         return self
 
 
-# One wrong item is enough: each form of a prompt would complain about each of a million items of another form.
-Ids = Annotated[list[Annotated[int, Field(ge=0, le=INT32)]], Field(fail_fast=True)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
-
-
 class CompletionRequest(Sampled):
-    prompt: str | Ids | Texts | Annotated[list[Ids], Field(fail_fast=True)]
+    prompt: str | Ids | Annotated[list[str], FIRST] | Annotated[list[Ids], FIRST]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: Literal[False] = False
     add_special_tokens: bool = True
@@ -219,7 +215,7 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
+    messages: Annotated[list[Message], FIRST] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
     tools: list[Tool] = Field([], max_length=128)
     add_generation_prompt: bool = True
     add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
