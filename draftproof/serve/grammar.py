@@ -24,7 +24,6 @@ from draftproof.serve.schemas.rules import Rules
 from draftproof.serve.schemas.writer import Writer
 
 CACHED = 64  # compiled grammars
-MOST_RULES = 1_000_000  # characters of a grammar: what compiles within seconds
 BYTES = frozenset(range(0x20, 0x7F))  # what JSON is written in; characters that a tokenizer lacks are not begun
 MARGIN = 512  # texts of one request differ in their last tokens only: no draft tree is deeper
 
@@ -73,8 +72,6 @@ class Grammars:
         return GrammarProcessor(self._compiled(grammar), self._vocab_size, self._stop_ids, after)
 
     def _compiled(self, grammar: str) -> xgrammar.CompiledGrammar:
-        if len(grammar) > MOST_RULES:
-            raise refuse(f"the schema needs a grammar of {len(grammar):,} characters", "make it smaller")
         if (known := self._cached(grammar)) is not None:
             return known
         with self._compiling:
@@ -118,12 +115,17 @@ class GrammarProcessor:
     def __init__(
         self, compiled: xgrammar.CompiledGrammar, vocab_size: int, stop_ids: Sequence[int], after: int | None
     ) -> None:
+        self._compiled, self._vocab_size = compiled, vocab_size
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._mask = xgrammar.allocate_token_bitmask(1, vocab_size)
         self._stops, self._after = list(stop_ids), after
         self._prompt: int | None = None  # tokens; known from the first call
         self._looked = 0  # the text in front has been looked through for `after`
         self._path: list[int] = []  # tokens the matcher has taken
+
+    def another(self) -> GrammarProcessor:
+        """A new one of the same grammar, for another choice."""
+        return GrammarProcessor(self._compiled, self._vocab_size, self._stops, self._after)
 
     def __call__(self, ids: Sequence[int], scores: Tensor) -> Tensor:
         if self._prompt is None:

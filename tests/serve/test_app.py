@@ -114,6 +114,16 @@ def test_an_answer_of_many_logprobs_is_put_together_beside_the_event_loop(
     assert len(set(threads)) == len(threads) == 2
 
 
+def test_a_completion_without_max_tokens_is_short(url: str) -> None:
+    """As OpenAI's; a chat goes on to the end of the context, and a server's own number counts for both."""
+    body = post(url, TEXT, prompt="go on", ignore_eos=True).json()
+    assert (body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"]) == (16, "length")
+    tight = post(url, TEXT, prompt=[60] * (CONTEXT - 4), ignore_eos=True).json()
+    assert tight["usage"]["completion_tokens"] == 4
+    with running(served(limits=Limits(CONTEXT, answer=20, drain=5.0))) as other:
+        assert post(other, TEXT, prompt="go on", ignore_eos=True).json()["usage"]["completion_tokens"] == 20
+
+
 def test_logprobs_are_the_models_own(url: str) -> None:
     """The bytes of the tokens make the text, the best of the top ones is what greedy decoding takes."""
     choice = post(url, TEXT, prompt="abc", max_tokens=8, temperature=0, logprobs=3, ignore_eos=True).json()["choices"][
@@ -443,7 +453,9 @@ def test_a_server_that_stops_lets_answers_end() -> None:
     what = served(pause=0.02)
     with running(what) as url:
         got: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: got.append(post(url, TEXT, prompt="say: " + "x" * 40, stream=True)))
+        thread = threading.Thread(
+            target=lambda: got.append(post(url, TEXT, prompt="say: " + "x" * 40, max_tokens=50, stream=True))
+        )
         thread.start()
         assert eventually(lambda: what.worker.engine.state.running == 1)
         what.worker.draining = True

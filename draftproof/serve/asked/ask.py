@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +15,15 @@ from draftproof.serve.answer.choice import Choice
 from draftproof.serve.asked.min_tokens import MinTokens
 from draftproof.serve.asked.prompts import Prompt
 from draftproof.serve.asked.schema import Sampled
-from draftproof.serve.errors import bad, from_user_error
+from draftproof.serve.errors import ApiError, bad, from_user_error
 from draftproof.serve.parsers import Parser
 from draftproof.serve.served import Served
 
 GRAMMAR_SECONDS = 10.0  # for compiling one
+# Threads that only compile: a form that takes long keeps no prompt from being tokenised.
+MOST_COMPILERS = 2
+COMPILERS = ThreadPoolExecutor(MOST_COMPILERS, thread_name_prefix="grammar")
+LEFT: set[Future[Any]] = set()  # what still runs there, and nobody waits for
 MakeGrammar = Callable[[], Any]
 
 
@@ -34,7 +39,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Manner:
-    """How an answer is written and read. grammar: makes a processor, a new one for every choice."""
+    """How an answer is written and read. grammar: makes a processor, a new one for every choice. most_tokens: as the
+    request says; usual_tokens: where neither it nor the server does (None: the rest of the context)."""
 
     parser: Callable[[], Parser]
     keep_special: bool = False
@@ -44,6 +50,7 @@ class Manner:
     grammar_from: str = "response_format"  # the field that asks for it
     logprobs: int | None = None
     most_tokens: int | None = None
+    usual_tokens: int | None = None
 
 
 async def ask(served: Served, sent: Sampled, prompts: Sequence[Prompt], manner: Manner) -> Asked:
@@ -52,12 +59,15 @@ async def ask(served: Served, sent: Sampled, prompts: Sequence[Prompt], manner: 
     require_sense(served, sent, manner)
     requests: list[Request] = []
     choices: list[Choice] = []
+    form: Any = None
     for prompt in prompts:
-        most = tokens_for(served, manner.most_tokens, len(prompt.ids))
+        most = tokens_for(served, manner, len(prompt.ids))
         if sent.min_tokens > most:
             raise bad(f"min_tokens {sent.min_tokens} is more than the {most} tokens that may come", "min_tokens")
         for number in range(sent.n):
-            processors = await processors_of(sent, manner, len(prompt.ids), stop_ids)
+            if manner.grammar:
+                form = form.another() if form else await compiled(manner.grammar, manner.grammar_from)
+            processors = (form,) if form else minimum(sent, len(prompt.ids), stop_ids)
             one = replace(sampling, choice=number)
             requests.append(engine_request(sent, manner, prompt, most, one, stop_ids, processors))
             choices.append(choice_of(served, sent, manner, len(choices)))
@@ -106,30 +116,37 @@ def require_sense(served: Served, sent: Sampled, manner: Manner) -> None:
         raise bad("spec_decode_metrics: this server has no drafter", "spec_decode_metrics")
 
 
-def tokens_for(served: Served, asked: int | None, prompt: int) -> int:
+def tokens_for(served: Served, manner: Manner, prompt: int) -> int:
     """New tokens at most; ApiError context_length_exceeded where prompt and what was asked for do not fit."""
-    room = served.limits.context - prompt
+    room, asked = served.limits.context - prompt, manner.most_tokens
     if asked is None:
-        return min(room, served.limits.answer or room)
+        return min(room, served.limits.answer or manner.usual_tokens or room)
     if asked > room:
         raise served.too_long(f"{prompt} tokens, and {asked} new ones were asked for")
     return asked
 
 
-async def processors_of(sent: Sampled, manner: Manner, prompt: int, stop_ids: Sequence[int]) -> tuple[Any, ...]:
-    if manner.grammar:
-        return (await compiled(manner.grammar, manner.grammar_from),)
+def minimum(sent: Sampled, prompt: int, stop_ids: Sequence[int]) -> tuple[MinTokens, ...]:
     return (MinTokens(prompt, sent.min_tokens, stop_ids),) if sent.min_tokens and stop_ids else ()
 
 
 async def compiled(make: MakeGrammar, param: str) -> Any:
-    """ApiError 400 for a form that cannot be enforced, or not soon enough."""
+    """ApiError 400 for a form that cannot be enforced, or not soon enough; 429 where it did not get a thread."""
+    busy = ApiError(429, "too many forms are being compiled", param=param, code="busy", retry_after=GRAMMAR_SECONDS)
+    if len(LEFT) >= MOST_COMPILERS:
+        raise busy
+    work = COMPILERS.submit(make)
     try:
-        return await asyncio.wait_for(asyncio.to_thread(make), GRAMMAR_SECONDS)
+        return await asyncio.wait_for(asyncio.wrap_future(work), GRAMMAR_SECONDS)
     except UserError as error:
         raise from_user_error(error, param) from None
     except TimeoutError:
-        raise bad(f"{param} takes longer than {GRAMMAR_SECONDS:g} s to compile: make it simpler", param) from None
+        late = bad(f"{param} was not compiled within {GRAMMAR_SECONDS:g} s: make it simpler", param)
+        raise (busy if work.cancel() else late) from None
+    finally:
+        if not (work.done() or work.cancel()):  # late, or the client went away
+            LEFT.add(work)
+            work.add_done_callback(LEFT.discard)
 
 
 def engine_request(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from draftproof.serve import parsers
 from draftproof.serve.asked.ask import Asked, MakeGrammar, Manner, ask
 from draftproof.serve.asked.prompts import from_chat, reads, require_prompt, template_of
 from draftproof.serve.asked.schema import ChatRequest, NamedTool, SchemaFormat, Tool
-from draftproof.serve.errors import bad
+from draftproof.serve.errors import bad, from_user_error
 from draftproof.serve.parsers import Parser
 from draftproof.serve.schemas.calls import readable
 from draftproof.serve.served import Served
@@ -22,12 +23,13 @@ async def prepare(served: Served, sent: ChatRequest) -> Asked:
     """ApiError for what cannot be done."""
     served.require_model(sent.model)
     tools = offered(served, sent)
+    schemas = await asyncio.to_thread(schemas_of, tools) if tools else {}
     prompt = await from_chat(served, sent.messages, tools, template_kwargs(served, sent))
     require_prompt(served, prompt)
     thinking = served.parsers.reasoning is not None and parsers.starts_thinking(prompt.text)
     grammar, source = grammar_of(served, sent, tools, thinking)
     manner = Manner(
-        parser=parser_of(served, sent, tools, thinking),
+        parser=parser_of(served, sent, schemas, thinking),
         keep_special=bool(served.parsers.reasoning or (served.parsers.tools and tools)),
         parallel=sent.parallel_tool_calls,
         hide_reasoning=not sent.include_reasoning,
@@ -106,12 +108,13 @@ def grammar_of(
     return make, "tools"
 
 
-def parser_of(served: Served, sent: ChatRequest, tools: list[dict[str, Any]], thinking: bool) -> Callable[[], Parser]:
-    schemas = {tool["function"]["name"]: typed(tool["function"].get("parameters") or {}) for tool in tools}
+def parser_of(
+    served: Served, sent: ChatRequest, schemas: Mapping[str, Mapping[str, Any]], thinking: bool
+) -> Callable[[], Parser]:
     return partial(
         parsers.make,
         served.parsers.reasoning,
-        served.parsers.tools if tools else None,
+        served.parsers.tools if schemas else None,
         thinking=thinking,
         schemas=schemas,
         tool_choice_none=choice_of(sent) == "none",
@@ -119,12 +122,16 @@ def parser_of(served: Served, sent: ChatRequest, tools: list[dict[str, Any]], th
     )
 
 
-def typed(parameters: dict[str, Any]) -> Mapping[str, Any]:
-    """Parameters whose types the parser can read; as they are where their references lead nowhere."""
-    try:
-        return readable(parameters)
-    except UserError:
-        return parameters
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Parameters by function, as the parser reads them; ApiError for what is no schema."""
+    made = {}
+    for at, function in enumerate(tool["function"] for tool in tools):
+        try:
+            made[function["name"]] = readable(function.get("parameters") or {})
+        except UserError as error:
+            named = UserError(error.code, f"the parameters of {function['name'][:80]!r}: {error.message}", error.fix)
+            raise from_user_error(named, f"tools[{at}].function.parameters") from None
+    return made
 
 
 def new_call_id() -> str:

@@ -12,6 +12,8 @@ from draftproof.serve.asked.schema import CompletionRequest
 from draftproof.serve.errors import bad
 from draftproof.serve.served import Served
 
+USUAL_TOKENS = 16  # of a completion whose max_tokens nobody names: OpenAI's number, and vLLM's
+
 
 async def prepare(served: Served, sent: CompletionRequest) -> Asked:
     """ApiError for what cannot be done."""
@@ -27,4 +29,5 @@ async def prepare(served: Served, sent: CompletionRequest) -> Asked:
         )
         require_prompt(served, prompts[-1])
     parser = partial(parsers.make, None, None, thinking=False, schemas=None, new_id=new_call_id)
-    return await ask(served, sent, prompts, Manner(parser, logprobs=sent.logprobs, most_tokens=sent.max_tokens))
+    manner = Manner(parser, logprobs=sent.logprobs, most_tokens=sent.max_tokens, usual_tokens=USUAL_TOKENS)
+    return await ask(served, sent, prompts, manner)

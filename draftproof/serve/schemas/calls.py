@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from draftproof.errors import UserError
 from draftproof.serve.parsers.base import TOOL, TOOL_END
 from draftproof.serve.parsers.qwen3_coder import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END, types_of
 from draftproof.serve.schemas.checks import check
 from draftproof.serve.schemas.ebnf import TAGGED_JSON, TAGGED_TEXT, one_of, quote, refuse
-from draftproof.serve.schemas.keywords import Schema, fields, kinds_of, values
-from draftproof.serve.schemas.references import followed
+from draftproof.serve.schemas.keywords import ALONE, OPTIONS, Schema, fields, kinds_of, values
+from draftproof.serve.schemas.references import followed, resolve
 from draftproof.serve.schemas.rules import Rules
 from draftproof.serve.schemas.writer import Writer, content_of
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 KEY = re.compile(r"[^<>\s\x00-\x1f\x7f]{1,200}")  # a parameter's name between `<parameter=` and `>`
 FREE_TEXT = f'TagDispatch(loop_after_dispatch=false, excludes=("{PARAMETER_END}", "{PARAMETER}", "{FUNCTION_END}"))'
+MOST_LOOKED = 4096  # schemas that the properties of one function lead to, each counted once for every property
 NO_PARAMETERS: Schema = {"type": "object", "properties": {}}
 
 
@@ -43,22 +46,77 @@ def calls(tools: Sequence[Mapping[str, Any]], parser: str, name: str | None, *, 
 
 
 def readable(root: Schema) -> Schema:
-    """Parameters as the Qwen3 Coder parser needs them to know the types: references followed, constants as `enum`."""
-    schema = followed(root, root)
-    properties = {name: _typed(root, sub) for name, sub in schema.get("properties", {}).items()}
-    return {**root, **schema, "properties": properties} if properties else schema
+    """Parameters as the Qwen3 Coder parser needs them: the types of each, whether or not a grammar could enforce them.
+    UserError bad-schema for what is no schema."""
+    try:
+        schema = followed(root, root)
+    except UserError:  # the reference leads nowhere
+        schema = root
+    properties = schema.get("properties", {}) if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping):
+        raise refuse("'properties' must be an object", "mend it")
+    reach = Reach(root)
+    return {"properties": {name: {"type": sorted(reach.types(sub, name))} for name, sub in properties.items()}}
 
 
-def _typed(root: Schema, schema: Any) -> Any:
-    schema = followed(root, schema)
-    if not isinstance(schema, Mapping):
-        return schema
-    for word in ("anyOf", "oneOf", "allOf"):
-        if word in schema:
-            return {**schema, word: [_typed(root, sub) for sub in schema[word]]}
-    if "const" in schema:
-        schema = {"enum": [schema["const"]], **{k: v for k, v in schema.items() if k != "const"}}
-    return {**schema, "type": kinds_of(schema)} if "type" not in schema and kinds_of(schema) else schema
+class Reach:
+    """What the subschemas of one root lead to by references and alternatives. Each schema is looked at once for every
+    subschema: where several references lead to one, there are exponentially many ways to it."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._all: dict[int, list[Any]] = {}  # a schema's id -> all it leads to
+        self._types: dict[int, set[str]] = {}  # and what it names itself
+        self._looked = 0
+
+    def types(self, schema: Any, name: str) -> set[str]:
+        """The JSON types that the property `name` allows, as the parser names them."""
+        return set[str]().union(*map(self._own, self.all(schema, name))) or {"string"}
+
+    def leaves(self, schema: Any, name: str) -> list[Any]:
+        """The alternatives that have no alternatives."""
+        return [s for s in self.all(schema, name) if not isinstance(s, Mapping) or s.keys().isdisjoint(ALONE)]
+
+    def all(self, schema: Any, name: str) -> list[Any]:
+        """The schema of the property `name` and all that it leads to, in their order. UserError bad-schema."""
+        left, seen = [(f"properties.{name[:80]}", schema)], dict[int, Any]()
+        while left and id(schema) not in self._all:
+            where, one = left.pop()
+            if id(one) not in seen:
+                seen[id(one)] = one
+                left += reversed(self._inside(where, one))
+        return self._all.setdefault(id(schema), list(seen.values()))
+
+    def _inside(self, where: str, schema: Any) -> list[tuple[str, Any]]:
+        if not isinstance(schema, (bool, Mapping)):
+            raise refuse(f"{where} must be an object or true, it is {str(schema)[:40]!r}", "mend it")
+        lists = {} if isinstance(schema, bool) else {word: schema[word] for word in OPTIONS if word in schema}
+        for word, given in lists.items():
+            if not isinstance(given, list):
+                raise refuse(f"{where}.{word} must be a list, it is {str(given)[:40]!r}", "mend it")
+        self._looked += max(1, sum(map(len, lists.values())))
+        if self._looked > MOST_LOOKED:
+            raise refuse(f"the properties have more than {MOST_LOOKED:,} alternatives", "make them fewer")
+        inside = [(f"{where}.{word}[{at}]", sub) for word, given in lists.items() for at, sub in enumerate(given)]
+        ref = None if isinstance(schema, bool) else schema.get("$ref")
+        with suppress(UserError):  # a reference that leads nowhere says nothing
+            inside += [(ref[:80], resolve(self._root, ref))] if isinstance(ref, str) else []
+        return inside
+
+    def _own(self, schema: Any) -> set[str]:
+        if id(schema) not in self._types:
+            self._types[id(schema)] = _named(schema)
+        return self._types[id(schema)]
+
+
+def _named(schema: Any) -> set[str]:
+    """What a schema says of the type, its alternatives aside; a text where it says nothing and has none."""
+    if isinstance(schema, bool):
+        return {"string"}
+    said = {"enum": [schema["const"]]} if "const" in schema else {}
+    said |= {"type": kinds_of(schema)} if "type" not in schema else {}
+    said |= {word: schema[word] for word in ("type", "enum") if schema.get(word)}
+    return set() if not any(said.values()) and not schema.keys().isdisjoint(ALONE) else types_of(said)
 
 
 def _parameters(function: Mapping[str, Any]) -> Schema:
@@ -80,7 +138,7 @@ def _json(name: str, parameters: Schema, rules: Rules) -> str:
 
 def _xml(name: str, parameters: Schema, rules: Rules) -> str:
     """Qwen3 Coder: every parameter in tags of its own, in the order of the schema."""
-    schema = readable(parameters)
+    schema, reach = followed(parameters, parameters), Reach(parameters)
     if extra := set(schema.get("required", [])) - set(schema.get("properties", {})):
         raise refuse(f"{sorted(extra)[0]!r} is required and no declared parameter of {name!r}", "declare it")
     rules.once("text", FREE_TEXT)
@@ -88,36 +146,28 @@ def _xml(name: str, parameters: Schema, rules: Rules) -> str:
     for key, sub in schema.get("properties", {}).items():
         if not KEY.fullmatch(key):
             raise refuse(f"the parameter name {key[:80]!r} cannot stand in a tag", "rename it")
-        value = _value(key, sub, writer)
+        value = _value(key, sub, reach, writer)
         one = f"{quote(f'{PARAMETER}{key}>' + chr(10))} {value} {quote(chr(10) + PARAMETER_END + chr(10))}"
         parts.append(one if key in schema.get("required", []) else f"({one})?")
     head, tail = f"{TOOL}\n{FUNCTION}{name}>\n", f"{FUNCTION_END}\n{TOOL_END}"
     return " ".join([quote(head), *parts, quote(tail)])
 
 
-def _value(key: str, schema: Any, writer: Writer) -> str:
+def _value(key: str, schema: Any, reach: Reach, writer: Writer) -> str:
     """What the parser takes for a string stands as it is, everything else as JSON, in which `<` is an escape."""
-    types = types_of(schema)
+    types, leaves = reach.types(schema, key), reach.leaves(schema, key)
     if types == {"string"}:
-        return writer.rules.name(_raw(key, schema, writer.rules))
-    if types == {"string", "null"} and _loose(schema):
-        return "text"
+        return writer.rules.name(one_of([_raw(key, leaf, writer.rules) for leaf in leaves]))
+    if types == {"string", "null"} and all(isinstance(s, bool) or not fields(s) - {"type"} for s in leaves):
+        return "text"  # each is null, or a string without any rule
     return writer.write(schema)
 
 
-def _loose(schema: Schema) -> bool:
-    """Is every alternative null, or a string without any rule?"""
-    options = [o for word in ("anyOf", "oneOf", "allOf") for o in schema.get(word, [])]
-    return all(_loose(o) for o in options) if options else not fields(schema) - {"type"}
-
-
 def _raw(key: str, schema: Any, rules: Rules) -> str:
+    """The rule of one leaf."""
     if not isinstance(schema, Mapping) or not fields(schema):
         return "text"
-    options = [o for word in ("anyOf", "oneOf", "allOf") for o in schema.get(word, [])]
-    if options:
-        return one_of([_raw(key, o, rules) for o in options])
-    if "enum" not in schema:
+    if "enum" not in schema and "const" not in schema:
         return content_of(schema, TAGGED_TEXT, rules) or "text"
     for value in values(schema):
         if not isinstance(value, str) or "<" in value or not all(c in "\t\n" or c >= " " for c in value):

@@ -27,6 +27,7 @@ from draftproof.serve.schemas.references import MOST_REFERENCES, followed, must_
 MOST_BYTES = 64 * 1024  # of a schema's JSON: what can be compiled in seconds
 DEEPEST = 64  # objects and arrays of the schema's JSON in each other
 LONGEST_KEY = 200
+MOST_TAGS = 64  # values of a property that tells alternatives of oneOf apart
 # In the whole schema: what compiles in seconds.
 MOST = {"properties": 256, "alternatives of anyOf and oneOf": 96, "references": MOST_REFERENCES}
 
@@ -43,7 +44,7 @@ def check(root: Any) -> None:
     if size > MOST_BYTES:
         raise refuse(f"the schema has {size:,} bytes; {MOST_BYTES:,} is the most", "make it smaller")
     seen, refs = reached(root)
-    must_end(refs)
+    must_end(seen, refs)
     for schema in seen:
         if "oneOf" in schema and not _disjoint(root, schema["oneOf"]):
             raise refuse("'oneOf' whose alternatives may overlap cannot be enforced", "use anyOf")
@@ -60,13 +61,17 @@ def _depth(root: Any) -> None:
 
 
 def reached(root: Schema) -> tuple[list[Schema], dict[str, Any]]:
-    """The subschemas that count, each checked, and every reference -> its schema."""
+    """The subschemas that count, each checked, once, and every reference -> its schema."""
     seen: list[Schema] = []
+    known: set[int] = set()  # references may lead to one schema in many ways
     refs: dict[str, Any] = {}
     left: list[Any] = [root]
     properties = alternatives = 0
     while left:
         schema = left.pop()
+        if id(schema) in known:
+            continue
+        known.add(id(schema))
         _one(schema)
         if not isinstance(schema, Mapping):
             continue
@@ -159,7 +164,7 @@ def _forms(schema: Schema) -> None:
 def _disjoint(root: Schema, options: list[Any]) -> bool:
     """Do the alternatives differ in type, or in the constant of one required property?"""
     options = [followed(root, o) for o in options]
-    if any(not isinstance(o, Mapping) for o in options):
+    if any(not isinstance(o, Mapping) for o in options) or len({id(o) for o in options}) < len(options):
         return False
     kinds = [set(_types_of(o)) for o in options]
     pairs = [(i, j) for j in range(len(options)) for i in range(j)]
@@ -171,7 +176,9 @@ def _types_of(schema: Schema) -> list[str]:
     """Types that hold even where `type` is absent and keywords say nothing about other types."""
     if "type" in schema:
         return kinds_of(schema)
-    return [k for k in BY_KIND if any(is_of(v, k) for v in values(schema))] if {"enum", "const"} & schema.keys() else []
+    given = values(schema) if {"enum", "const"} & schema.keys() else []
+    samples = {(type(v), is_of(v, "integer")): v for v in given}.values()  # one of each: there may be thousands
+    return [k for k in BY_KIND if any(is_of(v, k) for v in samples)]
 
 
 def _overlap(one: set[str], other: set[str]) -> bool:
@@ -182,11 +189,13 @@ def _overlap(one: set[str], other: set[str]) -> bool:
 def _tagged(root: Schema, one: Schema, other: Schema) -> bool:
     shared = set(one.get("required", [])) & set(other.get("required", []))
     return any(
-        (a := _fixed(root, one, name)) and (b := _fixed(root, other, name)) and not any(x == y for x in a for y in b)
-        for name in shared
+        (a := _fixed(root, one, name)) and (b := _fixed(root, other, name)) and a.isdisjoint(b) for name in shared
     )
 
 
-def _fixed(root: Schema, schema: Schema, name: str) -> list[Any]:
+def _fixed(root: Schema, schema: Schema, name: str) -> set[Any]:
+    """The few plain values that a property may have; none where it may have others."""
     sub = followed(root, schema.get("properties", {}).get(name))
-    return values(sub) if isinstance(sub, Mapping) and {"enum", "const"} & sub.keys() else []
+    few = isinstance(sub, Mapping) and ("const" in sub or len(sub.get("enum", ())) in range(1, MOST_TAGS + 1))
+    given = values(sub) if few else []
+    return set() if any(isinstance(v, (dict, list)) for v in given) else set(given)

@@ -20,10 +20,11 @@ BY_KIND: dict[str, frozenset[str]] = {
     "boolean": frozenset(),
     "null": frozenset(),
 }
-ALONE = ("$ref", "anyOf", "oneOf", "allOf")  # nothing stands beside them but annotations
+OPTIONS = ("anyOf", "oneOf", "allOf")
+ALONE = ("$ref", *OPTIONS)  # nothing stands beside them but annotations
 KNOWN = frozenset({"type", "enum", "const", *ALONE}).union(*BY_KIND.values())
 SUBSCHEMAS = ("items", "additionalProperties")
-LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+LISTS = (*OPTIONS, "prefixItems")
 COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
 
 
@@ -38,7 +39,8 @@ def kinds_of(schema: Schema) -> list[str]:
     if given is not None:
         kinds = list(dict.fromkeys([given] if isinstance(given, str) else given))
         return [k for k in kinds if not (k == "integer" and "number" in kinds)]
-    return [k for k, words in BY_KIND.items() if words & fields(schema) and k != "integer"]
+    said = fields(schema)
+    return [k for k, words in BY_KIND.items() if words & said and k != "integer"]
 
 
 def values(schema: Schema) -> list[Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from draftproof.serve.schemas.ebnf import refuse
-from draftproof.serve.schemas.keywords import Schema, parts_of
+from draftproof.serve.schemas.keywords import OPTIONS, Schema
 
 MOST_REFERENCES = 256  # different ones
 
@@ -37,40 +37,57 @@ def followed(root: Schema, schema: Any) -> Any:
     return schema
 
 
-def must_end(refs: Mapping[str, Any]) -> None:
-    """Every reference leads to a value that ends, and to no reference that leads back to it before any text."""
-    ending: set[str] = set()
-    while new := {ref for ref, schema in refs.items() if ref not in ending and _finite(schema, ending)}:
-        ending |= new
-    straight: set[str] = set()
-    while new := {ref for ref, schema in refs.items() if ref not in straight and _ahead(schema) <= straight}:
-        straight |= new
-    for ref in refs:
-        if ref not in ending or ref not in straight:
+def must_end(seen: Sequence[Schema], refs: Mapping[str, Any]) -> None:
+    """Every reference leads to a value that ends, and to no reference that leads back to it before any text.
+    seen: every subschema, and what `refs` lead to."""
+    ending = _settled({id(schema): _for_an_end(schema, refs) for schema in seen})
+    straight = _settled({id(schema): _all(_ahead(schema, refs)) for schema in seen})
+    for ref, schema in refs.items():
+        if isinstance(schema, Mapping) and not (id(schema) in ending and id(schema) in straight):
             raise refuse(
                 f"$ref {ref[:80]!r} leads back to itself without an end", "make the property optional, or nullable"
             )
 
 
-def _finite(schema: Any, ending: set[str]) -> bool:
-    if not isinstance(schema, Mapping):
-        return True
+Needs = tuple[int, list[int]]  # how many of these schemas, by id, must be settled before another is
+
+
+def _settled(needs: Mapping[int, Needs]) -> set[int]:
+    """What is settled in the end. Each need is looked at once: schemas may refer to each other in long chains."""
+    left = {schema: count for schema, (count, _) in needs.items()}
+    users: dict[int, list[int]] = {schema: [] for schema in needs}
+    for schema, (_, needed) in needs.items():
+        for other in needed:
+            users[other].append(schema)
+    done = [schema for schema, count in left.items() if not count]
+    for schema in done:  # it grows
+        for user in users[schema]:
+            left[user] -= 1
+            if not left[user]:
+                done.append(user)
+    return set(done)
+
+
+def _all(schemas: Sequence[Any]) -> Needs:
+    needed = [id(schema) for schema in schemas if isinstance(schema, Mapping)]
+    return len(needed), needed
+
+
+def _for_an_end(schema: Schema, refs: Mapping[str, Any]) -> Needs:
     if "$ref" in schema:
-        return schema["$ref"] in ending
-    for word in ("anyOf", "oneOf", "allOf"):
+        return _all([refs[schema["$ref"]]])
+    for word in OPTIONS:
         if word in schema:
-            return any(_finite(sub, ending) for sub in schema[word])
+            count, options = _all(schema[word])
+            return int(count == len(schema[word])), options  # one is enough, and `true` is one
     properties = schema.get("properties", {})
     needed = [properties.get(name, schema.get("additionalProperties")) for name in schema.get("required", [])]
     least = schema.get("minItems", 0)
     needed += schema.get("prefixItems", [])[:least]
     needed += [schema.get("items")] if least > len(schema.get("prefixItems", [])) else []
-    return all(_finite(sub, ending) for sub in needed)
+    return _all(needed)
 
 
-def _ahead(schema: Any) -> set[str]:
-    """References that a value of the schema may begin with."""
-    if not isinstance(schema, Mapping):
-        return set()
-    inner = [sub for word, sub in parts_of(schema) if word in ("anyOf", "oneOf", "allOf")]
-    return ({schema["$ref"]} if "$ref" in schema else set()).union(*(_ahead(sub) for sub in inner))
+def _ahead(schema: Schema, refs: Mapping[str, Any]) -> list[Any]:
+    """Schemas whose values a value of this one may be."""
+    return [refs[schema["$ref"]]] if "$ref" in schema else [sub for word in OPTIONS for sub in schema.get(word, [])]

@@ -21,7 +21,9 @@ array ::= "[" ws (any ("," ws any)* ws)? "]"
 """
 
 
+MOST_RULES = 1_000_000  # characters of a grammar: what compiles within seconds
 MOST_STATES = 1024  # cost of all regular expressions of a grammar
+MOST_KEY_STATES = 512  # of keys that none of an object's properties has: a hundredth of a second each
 
 
 class Rules:
@@ -31,7 +33,8 @@ class Rules:
         self.alphabet = alphabet
         self._text = [_BASE.replace("PLAIN", characters(alphabet.plain))]
         self._names: dict[str, str] = {}  # body -> rule
-        self._reserved = self._states = 0
+        self._reserved = self._states = self._size = 0
+        self.key_states = 0  # written so far
 
     def name(self, body: str) -> str:
         """The rule with this body."""
@@ -46,6 +49,10 @@ class Rules:
         return f"r{self._reserved}"
 
     def define(self, name: str, body: str) -> None:
+        """UserError bad-schema when all rules are too long: whoever writes them ends here at the latest."""
+        self._size += len(body)
+        if self._size > MOST_RULES:
+            raise refuse(f"the schema needs a grammar of more than {MOST_RULES:,} characters", "make it smaller")
         self._text.append(f"{name} ::= {body}\n")
 
     def once(self, name: str, body: str) -> None:

@@ -31,10 +31,10 @@ from draftproof.serve.schemas.ebnf import (
     without,
 )
 from draftproof.serve.schemas.formats import FORMATS
-from draftproof.serve.schemas.keywords import Schema, fields, kinds_of, values
+from draftproof.serve.schemas.keywords import OPTIONS, Schema, fields, kinds_of, values
 from draftproof.serve.schemas.patterns import pattern
 from draftproof.serve.schemas.references import resolve
-from draftproof.serve.schemas.rules import Rules
+from draftproof.serve.schemas.rules import MOST_KEY_STATES, Rules
 
 
 class Writer:
@@ -48,9 +48,10 @@ class Writer:
         self.root, self.rules, self.strict = root, rules, strict
         self._refs: dict[str, str] = {}  # a reference -> its rule
         self._left: list[str] = []  # those without a body so far
+        self._values: dict[int, str] = {}  # a subschema's id -> its EBNF
 
     def write(self, schema: Any) -> str:
-        """The rule of one subschema, and of everything it refers to."""
+        """The rule of one subschema of the root, and of everything it refers to."""
         name = self.rules.name(self.value(schema))
         while self._left:
             ref = self._left.pop()
@@ -58,12 +59,20 @@ class Writer:
         return name
 
     def value(self, schema: Any) -> str:
-        """EBNF of one subschema."""
-        if schema is True or not (given := fields(schema)):
+        """EBNF of one subschema. It is written once: written again wherever its rule is used, nesting doubles the work
+        at every level."""
+        if schema is True:
+            return "any"
+        if id(schema) not in self._values:
+            self._values[id(schema)] = self._written(schema)
+        return self._values[id(schema)]
+
+    def _written(self, schema: Schema) -> str:
+        if not (given := fields(schema)):
             return "any"
         if "$ref" in given:
             return self._reference(schema["$ref"])
-        for word in ("anyOf", "oneOf", "allOf"):
+        for word in OPTIONS:
             if word in given:
                 return one_of([self.rules.name(self.value(s)) for s in schema[word]])
         if "enum" in given or "const" in given:
@@ -99,7 +108,7 @@ class Writer:
         """Properties in their order. From the last to the first: what may follow once something stands, and what may
         stand first."""
         properties = {**schema.get("properties", {})}
-        required, extra = schema.get("required", []), self._additional(schema)
+        required, extra = dict.fromkeys(schema.get("required", [])), self._additional(schema)
         for name in required:
             if name not in properties and extra is None:
                 raise refuse(f"property {name!r} is required, and not allowed", "declare it")
@@ -130,15 +139,27 @@ class Writer:
         """Keys that are none of `names`: without escapes, so that no key has a second spelling."""
         allowed = self.rules.alphabet.plain
         plain = [n for n in names if all(any(a <= ord(c) <= b for a, b in allowed) for c in n)]
-        return f'"\\"" {regex(self._unlike(plain))} "\\""' if plain else "string"
+        return f'"\\"" {regex(self._unlike(plain, self._depth(plain)))} "\\""' if plain else "string"
 
-    def _unlike(self, words: list[str]) -> str:
-        """A regular expression for texts of plain characters that are none of the words."""
+    def _depth(self, words: list[str]) -> int:
+        """How many characters of a key are compared with the words: all while they are few in the whole grammar."""
+        depth = states = 1
+        while more := len({w[:depth] for w in words if len(w) >= depth}):
+            if self.rules.key_states + states + more > MOST_KEY_STATES:
+                break
+            depth, states = depth + 1, states + more
+        self.rules.key_states += states
+        return depth
+
+    def _unlike(self, words: list[str], depth: int) -> str:
+        """A regular expression for texts of plain characters that are none of the words, and begin with `depth`
+        characters of none."""
         plain = list(self.rules.alphabet.plain)
         heads = sorted({w[0] for w in words if w})
         other = without(without(plain) + [(ord(h), ord(h)) for h in heads])
         parts = [f"{charset(other)}{charset(plain)}*"]
-        parts += [literal(head) + self._unlike([w[1:] for w in words if w[:1] == head]) for head in heads]
+        for head in heads if depth > 1 else ():
+            parts.append(literal(head) + self._unlike([w[1:] for w in words if w[:1] == head], depth - 1))
         return f"({'|'.join(parts)})" + ("" if "" in words else "?")
 
     def _array(self, schema: Schema) -> str:
