@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 import warnings
 from collections import deque
@@ -30,7 +31,8 @@ from draftproof.spec.tree import chain
 PREFILL_CHUNK = 512  # prompt rows per forward
 HEADROOM = 64  # rows that a newcomer must leave to everybody, or it would be sent away again at once
 OUT_OF_MEMORY = "out of memory"
-RECOVER = 64  # steps after which one more request is tried again when memory was short
+RECOVER, LONGEST = 64, 4096  # steps after which one more request is tried again when memory was short
+log = logging.getLogger("draftproof")
 
 
 class Engine:
@@ -88,7 +90,8 @@ class Engine:
         self.keeper = Keeper(prefix, self.table, self.proposer, self.chunk) if prefix else None
         self.waiting: deque[InFlight] = deque()
         self.most = slots  # requests at once; lowered for a while when memory was short
-        self._numbers, self._steps, self._turns = 0, 0, itertools.count(1)
+        self._numbers, self._turns = 0, itertools.count(1)
+        self._rest, self._patience = 0, RECOVER  # steps since memory was short, and until more requests are tried
         self._batch: Batch | None = None
         self._counted = EngineState()
 
@@ -150,11 +153,19 @@ class Engine:
 
     def step(self) -> list[StepResult]:
         """Decode everybody by one step, let in who can be, run a stretch of prompts: a first token is told at once."""
-        self._steps += 1
-        if self._steps % RECOVER == 0 and self.most < self.slots:
-            self.most += 1
+        self._recover()
         results = self._make_room() + self._decode_all(self.table.decoding)
         return results + self._admit() + self._prefill()
+
+    def _recover(self) -> None:
+        """After a want of memory, more requests at once are tried again: later and later, while that fails."""
+        self._rest += 1
+        if self._rest < self._patience:
+            return
+        if self.most < self.slots:
+            self.most, self._rest = self.most + 1, 0
+        else:
+            self._patience = RECOVER
 
     def _require_fit(self, r: Request) -> None:
         spec = self.target.spec
@@ -226,7 +237,7 @@ class Engine:
             return
         if keep and self.keeper:
             for one in leaving:
-                self.keeper.keep(one)
+                self._kept(self.keeper.keep, one)
         self.table.leave(leaving)
         self._batch = None
         self._order()
@@ -391,9 +402,22 @@ class Engine:
         results = self._guarded(act, requests) if requests else []
         self._leave([one for one in requests if one.slot >= 0 and not one.running])
         for one in requests:
-            if self.keeper and one.slot >= 0:
-                self.keeper.wrote(one)
+            if self.keeper and one.slot >= 0 and not self._kept(self.keeper.wrote, one):
+                self._preempt([one], keep=False)  # the drafter may have read half of it
         return results
+
+    def _kept(self, act: Callable[[InFlight], None], one: InFlight) -> bool:
+        """What a request leaves for others is no need: a fault there costs no tokens."""
+        try:
+            act(one)
+        except Exception as error:
+            if not self.isolate:
+                raise
+            log.warning("the prefix cache failed and is emptied", exc_info=error)
+            if self.keeper:
+                self.keeper.prefix.clear()
+            return False
+        return True
 
     # ---- faults
 
@@ -429,6 +453,7 @@ class Engine:
         if self.keeper:
             self.keeper.prefix.clear()
         self.most = max(1, len(self.table.taken) // 2)
+        self._rest, self._patience = 0, min(2 * self._patience, LONGEST)
 
     def _count(self, **more: int) -> None:
         self._counted = replace(self._counted, **{k: getattr(self._counted, k) + v for k, v in more.items()})

@@ -126,6 +126,7 @@ class SlotTable:
             if not short_of_memory(error):
                 raise
             self.starved = True
+            self.at, self.rows = self.at[:slots], min(self.rows, rows)  # what was resized already may be smaller now
             return False
         self.at = (self.at + [None] * slots)[:slots]
         self.rows = rows

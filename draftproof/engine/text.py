@@ -10,7 +10,9 @@ from typing import Any
 from draftproof.engine.request import StepResult
 from draftproof.errors import UserError
 
-MOST_WAITING = 64  # tokens that may wait for the rest of a character: far more than one can have
+# Tokens that may wait for the rest of a character, far more than one can have; then all but the last few are text, in
+# which another one may have begun.
+MOST_WAITING, LAST_WAITING = 64, 3
 BROKEN = "\ufffd"  # what a tokenizer gives for the first half of a character
 
 
@@ -71,9 +73,12 @@ class TextStream:
                 continue
             self._ids.append(token)
             text = self._decode(self._ids)
-            if text.endswith(BROKEN) and len(self._ids) < MOST_WAITING:
-                continue
-            yield from self._take(text, token, number < result.accepted)
+            waiting = 0
+            if text.endswith(BROKEN):
+                if len(self._ids) < MOST_WAITING:
+                    continue
+                waiting, text = LAST_WAITING, self._decode(self._ids[:-LAST_WAITING])
+            yield from self._take(text, waiting, number < result.accepted)
         if result.finish and not self.stopped:
             yield from self.flush()
 
@@ -86,11 +91,12 @@ class TextStream:
         self._held.clear()
         self._ids, self._before, self._length = [], "", 0
 
-    def _take(self, text: str, token: int, drafted: bool) -> Iterator[Piece]:
-        """Hold what the token adds to its context: decoders strip a space from the first token they are given."""
+    def _take(self, text: str, waiting: int, drafted: bool) -> Iterator[Piece]:
+        """Hold what the text of all tokens but the last `waiting` adds to its context. The last of it is the next
+        context, for decoders strip a space from the first token they are given."""
         piece = Piece(text[len(self._before) :], drafted)
-        self._ids = [token]
-        self._before = self._decode(self._ids)
+        self._ids = self._ids[-1 - waiting :]
+        self._before = self._decode(self._ids[:1])
         self._held.append(piece)
         self._length += len(piece.text)
         if self._stops and self.used > self.min_tokens:

@@ -85,7 +85,7 @@ class Lane:
             store[[one, other]] = store[[other, one]]
 
     def resize(self, slots: int, capacity: int) -> None:
-        kept = min(slots, self.cache.slots)
+        kept = min(slots, self.cache.slots, len(self.pending))  # they differ where the last call found no memory
         self.cache.resize(slots, capacity)
         pending, held = self.pending.new_zeros(slots, self.pending.shape[1]), self.held.new_zeros(slots)
         pending[:kept], held[:kept] = self.pending[:kept], self.held[:kept]

@@ -73,7 +73,7 @@ class RecurrentStore:
             store[[one, other]] = store[[other, one]]
 
     def resize(self, slots: int) -> None:
-        kept = min(slots, self.state.shape[0])
+        kept = min(slots, len(self.state), len(self.window))  # they differ where the last call found no memory
         for name in ("state", "window"):
             before = getattr(self, name)
             store = before.new_zeros(slots, *before.shape[1:])

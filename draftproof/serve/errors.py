@@ -101,3 +101,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: RESPONSES[status] for status in statuses}
+
+
+class NotCompiledError(Exception):
+    """A grammar that is used at once or not at all has to be compiled first."""

@@ -18,6 +18,7 @@ import xgrammar
 from torch import Tensor
 
 from draftproof.errors import DraftproofError
+from draftproof.serve.errors import NotCompiledError
 from draftproof.serve.schemas.calls import calls
 from draftproof.serve.schemas.ebnf import refuse
 from draftproof.serve.schemas.rules import Rules
@@ -33,6 +34,7 @@ class Grammars:
 
     Every method gives a new processor; compiling may take seconds, and is safe in several threads. after: the token
     behind which the grammar begins (the end of reasoning), where the prompt does not hold it already; None: at once.
+    at_once: NotCompiledError where it has to be compiled first.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, stop_ids: Sequence[int]) -> None:
@@ -43,15 +45,15 @@ class Grammars:
         self._lock = threading.Lock()  # of the cache
         self._compiling = threading.Lock()  # one at a time: each uses several threads
 
-    def json_object(self, after: int | None = None) -> GrammarProcessor:
-        return self._processor("object", Rules(), after)
+    def json_object(self, after: int | None = None, *, at_once: bool = False) -> GrammarProcessor:
+        return self._processor("object", Rules(), after, at_once)
 
     def json_schema(
-        self, schema: Mapping[str, Any], *, strict: bool = True, after: int | None = None
+        self, schema: Mapping[str, Any], *, strict: bool = True, after: int | None = None, at_once: bool = False
     ) -> GrammarProcessor:
         """strict: objects that declare properties have no others, unless they say so. UserError bad-schema."""
         rules = Rules()
-        return self._processor(Writer(schema, rules, strict=strict).write(schema), rules, after)
+        return self._processor(Writer(schema, rules, strict=strict).write(schema), rules, after, at_once)
 
     def tool_call(
         self,
@@ -61,14 +63,17 @@ class Grammars:
         *,
         parallel: bool = True,
         after: int | None = None,
+        at_once: bool = False,
     ) -> GrammarProcessor:
         """tools as in a chat request. One call of `name` or (None) of any of them, or with `parallel` one or more, in
         the form that `parser` reads, and nothing else. UserError bad-schema."""
         rules, root = calls(tools, parser, name, parallel=parallel)
-        return self._processor(root, rules, after)
+        return self._processor(root, rules, after, at_once)
 
-    def _processor(self, root: str, rules: Rules, after: int | None) -> GrammarProcessor:
+    def _processor(self, root: str, rules: Rules, after: int | None, at_once: bool) -> GrammarProcessor:
         grammar = rules.grammar(root if after is None else f'"\\n"{{0,2}} {root}')
+        if at_once and self._cached(grammar) is None:
+            raise NotCompiledError
         return GrammarProcessor(self._compiled(grammar), self._vocab_size, self._stop_ids, after)
 
     def _compiled(self, grammar: str) -> xgrammar.CompiledGrammar:

@@ -38,7 +38,8 @@ def free_memory(device: str) -> tuple[float, float, str]:
     lines = Path("/proc/meminfo").read_text().splitlines()
     told = {name: value for name, _, value in (line.partition(":") for line in lines)}
     machine = float(told["MemAvailable"].split()[0]) * 1024
-    container = free_in_container(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
+    own = Path("/proc/self/cgroup")
+    container = free_in_container(own.read_text(), Path("/sys/fs/cgroup")) if own.exists() else math.inf
     if container < machine:
         return container, CPU_SHARE, "within the container's limit"
     return machine, CPU_SHARE, "in main memory"
@@ -50,8 +51,8 @@ def free_in_container(told: str, root: Path) -> float:
     left = [math.inf]
     for line in told.splitlines():
         _, kinds, path = line.split(":", 2)
-        if kinds in VERSIONS:
-            folder, *names = VERSIONS[kinds]
+        for kind in VERSIONS.keys() & kinds.split(","):
+            folder, *names = VERSIONS[kind]
             own = root / folder / path.lstrip("/")
             left += [_left(group, *names) for group in (own, *own.parents) if group.is_relative_to(root)]
             left.append(_left(root / folder, *names))

@@ -44,6 +44,7 @@ class Run:
             message = "too many requests are waiting: try again later"
             raise ApiError(429, message, code="queue_full", retry_after=error.retry_after) from None
         except DrainingError:
+            self.served.check()  # where the engine has ended, it says so
             raise ApiError(503, "the server is stopping", code="draining") from None
         if metrics:
             for _ in self.asked.prompts:

@@ -15,6 +15,7 @@ from draftproof.engine import engine as engine_module
 from draftproof.engine.engine import Engine
 from draftproof.engine.faults import short_of_memory
 from draftproof.engine.request import Request
+from draftproof.engine.slots import SlotTable
 from draftproof.models.cache import Cache
 from draftproof.models.target import Target
 from tests.engine.company import (
@@ -251,7 +252,7 @@ def test_more_are_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> 
         together(engine, [pool(n) for n in OTHERS])
     assert engine.most <= 3
     engine.most = 1
-    for _ in range(9):
+    for _ in range(40):
         engine.step()
     assert engine.most == 3
 
@@ -308,6 +309,74 @@ def test_a_fault_behind_the_step_ends_its_request_too(monkeypatch: pytest.Monkey
     first, failed, last = together(engine, [pool(n) for n in OTHERS])
     exact([first, last], "llama", "tree", (OTHERS[0], OTHERS[2]))
     assert failed.finish == "error" and failed.tokens == alone("llama", "tree", OTHERS[1]).tokens[:1]
+
+
+@pytest.mark.parametrize(("name", "calls"), [("save", (0, 6, 20)), ("state", (2, 4))])
+def test_a_fault_of_the_prefix_cache_costs_no_token(
+    name: str, calls: Sequence[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for at in calls:
+        engine = engine_for("mtp", "chain", slots=3, chunk=20, isolate=True, prefix=10**8)
+        with monkeypatch.context() as patch:
+            plant(patch, Cache, name, lambda call, *a, at=at, **k: call == at)
+            outcomes = together(engine, [pool(n) for n in (0, 8, 1)])
+        exact(outcomes, "mtp", "chain", (0, 8, 1))
+        at_rest(engine)
+    assert "the prefix cache failed" in caplog.text
+
+
+def test_moves_that_always_fail_and_a_prompt_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is let in while it is read would have to change places with it, and cost it all that was read."""
+    monkeypatch.setattr(engine_module, "RECOVER", 4)
+    engine = engine_for("llama", "plain", slots=2, chunk=4, prefill_rows=4, isolate=True)
+    plant(monkeypatch, Cache, "swap", lambda *_: True, short())
+    engine.most = 1
+    numbers = (11, 5, 0, 7)
+    exact(together(engine, [pool(n) for n in numbers]), "llama", "plain", numbers)
+
+
+def scarce(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
+    """So many tensors are made in every change of the caches' size, and no more."""
+    honest, resize = torch.Tensor.new_zeros, SlotTable._resized
+    left = [10**9]
+
+    def made(own: Tensor, *size: Any, **more: Any) -> Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise short()
+        return honest(own, *size, **more)
+
+    def resized(own: SlotTable, slots: int, rows: int) -> bool:
+        left[0] = calls
+        try:
+            return resize(own, slots, rows)
+        finally:
+            left[0] = 10**9
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", made)
+    monkeypatch.setattr(SlotTable, "_resized", resized)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mtp", "qwen3_5"])
+def test_a_resize_that_ends_halfway(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From many short requests to a long one and back: some layers are smaller by then, or larger."""
+    monkeypatch.setattr("draftproof.engine.slots.FIRST_ROWS", 8)
+    monkeypatch.setattr("draftproof.models.cache.REACH_STEP", 8)
+    monkeypatch.setattr(engine_module, "HEADROOM", 4)
+    how = "plain" if kind == "qwen3_5" else "chain"
+    brief = [replace(pool(n), max_tokens=6) for n in (0, 7, 5, 6)]
+    [alone(kind, how, n) for n in (0, 8, 5, 1, 11)]
+    memory = int(1.3 * engine_for(kind, how).table.bytes_for(1, 128))
+    for calls in range(0, 40, 3):
+        engine = engine_for(kind, how, slots=4, chunk=20, memory=memory, isolate=True)
+        together(engine, brief)
+        with monkeypatch.context() as patch:
+            scarce(patch, calls)
+            (long,) = together(engine, [pool(11)])
+            assert long.finish != "error" or long.steps[-1].error == "out of memory"
+            together(engine, brief)
+        exact(together(engine, [pool(n) for n in (0, 8, 5, 1)]), kind, how, (0, 8, 5, 1))
+        at_rest(engine)
 
 
 def growing(monkeypatch: pytest.MonkeyPatch, prefix: int = 0) -> Engine:

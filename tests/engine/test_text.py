@@ -109,3 +109,15 @@ def test_bytes_that_never_become_a_character_cost_no_more_with_every_token() -> 
         pieces += [piece.text for piece in out.feed(StepResult(0, [token], 0, None))]
     assert counting.decoded < 100 * 2000
     assert len(pieces) > 20 and set("".join(pieces)) == {BROKEN, *"lo"} and pieces[-1].endswith("lo")
+
+
+@pytest.mark.parametrize("broken", range(55, 75))
+def test_a_character_behind_many_broken_bytes_is_whole(broken: int) -> None:
+    """Byte-level tokens, as of most models: a first byte, and again."""
+    from tests.serve.made import ids_of
+    from tests.serve.made import tokenizer as by_bytes
+
+    out = TextStream(by_bytes())
+    tokens = [ids_of("\u20ac")[0]] * broken + ids_of("\u2014x")
+    text = "".join(piece.text for token in tokens for piece in out.feed(StepResult(0, [token], 0, None)))
+    assert text == BROKEN * broken + "\u2014x"

@@ -8,6 +8,8 @@ import itertools
 import json
 import sys
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,9 +30,10 @@ from draftproof.serve.schemas.calls import calls, readable
 from draftproof.serve.schemas.rules import MOST_KEY_STATES, MOST_RULES, Rules
 from draftproof.serve.schemas.writer import Writer
 from draftproof.serve.served import Parsers, Served
-from tests.serve.made import eventually, served, user
+from tests.serve.made import served, user
 from tests.serve.test_grammar import grammars, text_of, valid, write
 
+NEW = {"type": "object", "properties": {"new": {"type": "null"}}}
 MOST_CALLS = 400_000  # of Python functions; a schema of 64 KB has some thousand parts
 
 
@@ -136,6 +139,20 @@ def test_undeclared_keys_of_a_bounded_grammar_are_none_of_the_declared(monkeypat
     assert {key for text in texts for key in json.loads(text)} - {*declared}
 
 
+def test_undeclared_keys_beside_names_that_need_an_escape() -> None:
+    schema = {"type": "object", "properties": {'q"t': {"type": "null"}}, "additionalProperties": {"type": "boolean"}}
+    allowed = {
+        text: grammars().json_schema(schema)._matcher.accept_string(text)
+        for text in (
+            '{"q\\"t": null, "other": true}',
+            '{"other": true}',
+            '{"q\\"t": true}',
+            '{"other": true, "q\\"t": true}',
+        )
+    }
+    assert list(allowed.values()) == [True, True, False, False]
+
+
 # ---- tools
 
 
@@ -200,9 +217,12 @@ def qwen() -> Served:
     return served(parsers=Parsers("qwen3", "qwen3_coder", auto_tools=True))
 
 
+def prepared(what: Served, **fields: Any) -> Any:
+    return chat.prepare(what, parse(json.dumps({"messages": user("hi"), **fields}).encode(), ChatRequest))
+
+
 def ask(what: Served, **fields: Any) -> Any:
-    sent = parse(json.dumps({"messages": user("hi"), **fields}).encode(), ChatRequest)
-    return asyncio.run(chat.prepare(what, sent))
+    return asyncio.run(prepared(what, **fields))
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", "required"])
@@ -210,7 +230,6 @@ def ask(what: Served, **fields: Any) -> Any:
     ("parameters", "place"),
     [
         ({"properties": [1]}, "'properties'"),
-        ({"properties": None}, "'properties'"),
         ({"properties": {"a": {"anyOf": 5}}}, "properties.a.anyOf"),
         ({"properties": {"a": {"anyOf": None}}}, "properties.a.anyOf"),
         ({"properties": {"a": {"oneOf": [{}, {"allOf": "x"}]}}}, "properties.a.oneOf[1].allOf"),
@@ -227,10 +246,20 @@ def test_wrong_shapes_are_refused_where_they_are(qwen: Served, parameters: Any, 
     assert "'look'" in error.message and place in error.message
 
 
+def test_parameters_that_are_anything_are_no_object() -> None:
+    with pytest.raises(UserError, match="type object"):
+        calls([tool({"$ref": "#/$defs/x", "$defs": {"x": True}})], "hermes", None, parallel=True)
+
+
 @pytest.mark.parametrize("choice", ["auto", "none"])
 def test_what_no_grammar_enforces_is_still_offered(qwen: Served, choice: str) -> None:
     loop = {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"anyOf": [{"$ref": "#/$defs/x"}]}}}
-    others: list[dict[str, Any]] = [{"properties": {"a": {"not": {}}}}, {"$ref": "#"}, {"$ref": "#/nowhere"}]
+    others: list[dict[str, Any]] = [
+        {"type": "object", "properties": None},
+        {"properties": {"a": {"not": {}}}},
+        {"$ref": "#"},
+        {"$ref": "#/nowhere"},
+    ]
     for parameters in (loop, *others):
         assert ask(qwen, tools=[tool(parameters)], tool_choice=choice).requests
 
@@ -238,9 +267,13 @@ def test_what_no_grammar_enforces_is_still_offered(qwen: Served, choice: str) ->
 # ---- threads
 
 
-def test_tokenising_goes_on_while_every_compiler_is_busy(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More forms than there are threads of any kind; what got a thread is late, what got none is told to come back."""
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+
+
+def test_while_one_form_is_compiled_all_that_needs_none_goes_on(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What began and is late is too hard; what never began is told to come back."""
     monkeypatch.setattr(asking, "GRAMMAR_SECONDS", 0.3)
+    ask(qwen, response_format=SCHEMA)
     gate = threading.Event()
 
     async def run() -> None:
@@ -248,15 +281,16 @@ def test_tokenising_goes_on_while_every_compiler_is_busy(qwen: Served, monkeypat
         errors: list[Any] = await asyncio.gather(*tries, return_exceptions=True)
         try:
             assert (await asyncio.wait_for(from_text(qwen, "hi", special=False), 5)).ids
+            assert (await asyncio.wait_for(prepared(qwen, response_format=SCHEMA), 5)).requests
         except TimeoutError:
             gate.set()  # the loop waits for its threads
             raise
-        assert sorted(e.status for e in errors) == [400] * asking.MOST_COMPILERS + [429] * 38
+        assert sorted(e.status for e in errors) == [400] + [429] * 39
+        assert all(e.response().headers["Retry-After"] for e in errors if e.status == 429)
         with pytest.raises(ApiError) as caught:
-            await asyncio.wait_for(asking.compiled(lambda: 1, "tools"), 0.2)
-        assert caught.value.status == 429 and caught.value.response().headers["Retry-After"]
+            await prepared(qwen, response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": NEW}})
+        assert caught.value.status == 429
         gate.set()
-        assert eventually(lambda: not asking.LEFT)
         assert await asking.compiled(lambda: 1, "tools") == 1
 
     try:
@@ -265,19 +299,28 @@ def test_tokenising_goes_on_while_every_compiler_is_busy(qwen: Served, monkeypat
         gate.set()
 
 
-def test_a_client_that_goes_away_leaves_no_work_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_in_the_queue_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "GRAMMAR_SECONDS", 1.0)
+
+    async def run() -> None:
+        slow = [asking.compiled(partial(time.sleep, 0.7), "tools") for _ in range(2)]
+        assert await asyncio.gather(*slow) == [None, None]
+
+    asyncio.run(run())
+
+
+def test_a_client_that_goes_away_leaves_no_work_waiting() -> None:
     gate, ran = threading.Event(), list[int]()
 
     async def run() -> None:
-        tries = [asyncio.create_task(asking.compiled(gate.wait, "tools")) for _ in range(asking.MOST_COMPILERS)]
+        tries = [asyncio.create_task(asking.compiled(partial(gate.wait, 10), "tools"))]
         tries.append(asyncio.create_task(asking.compiled(partial(ran.append, 1), "tools")))
         await asyncio.sleep(0.1)
         for one in tries:
             one.cancel()
         await asyncio.gather(*tries, return_exceptions=True)
-        assert len(asking.LEFT) == asking.MOST_COMPILERS
         gate.set()
-        assert eventually(lambda: not asking.LEFT) and not ran
+        assert await asking.compiled(lambda: 1, "tools") == 1 and not ran
 
     try:
         asyncio.run(run())
@@ -286,13 +329,15 @@ def test_a_client_that_goes_away_leaves_no_work_waiting(monkeypatch: pytest.Monk
 
 
 def test_the_choices_of_a_request_share_one_grammar(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, right = list[Any](), Grammars.json_schema
+    made, right = list[bool](), Grammars.json_schema
 
-    def counting(*given: Any, **how: Any) -> Any:
-        made.append(given)
-        return right(*given, **how)
+    def counting(*given: Any, at_once: bool = False, **how: Any) -> Any:
+        made.append(at_once)
+        return right(*given, at_once=at_once, **how)
 
     monkeypatch.setattr(Grammars, "json_schema", counting)
-    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
-    requests = ask(qwen, n=5, response_format=form).requests
-    assert len(made) == 1 and len({id(r.processors[0]) for r in requests}) == 5
+    monkeypatch.setattr(qwen.grammars, "_cache", OrderedDict())
+    requests = ask(qwen, n=5, response_format=SCHEMA).requests
+    assert made == [True, False] and len({id(r.processors[0]) for r in requests}) == 5
+    ask(qwen, response_format=SCHEMA)
+    assert made == [True, False, True], "it is known"

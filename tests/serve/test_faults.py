@@ -184,7 +184,9 @@ def test_nobody_waits_for_an_engine_that_has_ended(broken: str, caplog: pytest.L
         whole, stream = (one.result(10) for one in kept)
         assert whole.status_code == 500 and f"planted in {broken}" in whole.json()["error"]["message"]
         assert f"planted in {broken}" in wire.events(stream.content)[-1]["error"]["message"]
-        assert httpx.get(f"{url}/health").status_code == 503 and ask(url, "abc").status_code == 503
+        late = ask(url, "abc")
+        assert httpx.get(f"{url}/health").status_code == 503
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "engine_dead")
         began = time.monotonic()
     assert time.monotonic() - began < 3, "the drain waited for requests that had ended"
     assert "start the server again" in caplog.text

@@ -79,6 +79,7 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
     old = {"memory__limit_in_bytes": str(2 * GIB), "memory__usage_in_bytes": str(GIB), "memory__stat": "cache 0"}
     group(tmp_path / "memory", **old)
     assert free_in_container("4:memory:/docker/abc\n1:cpu:/docker/abc\n", tmp_path) == GIB
+    assert free_in_container("4:memory,cpu:/docker/abc\n", tmp_path) == GIB
     assert free_in_container("1:cpu:/\n", tmp_path) == math.inf
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,16 +15,15 @@ from draftproof.serve.answer.choice import Choice
 from draftproof.serve.asked.min_tokens import MinTokens
 from draftproof.serve.asked.prompts import Prompt
 from draftproof.serve.asked.schema import Sampled
-from draftproof.serve.errors import ApiError, bad, from_user_error
+from draftproof.serve.errors import ApiError, NotCompiledError, bad, from_user_error
 from draftproof.serve.parsers import Parser
 from draftproof.serve.served import Served
 
 GRAMMAR_SECONDS = 10.0  # for compiling one
-# Threads that only compile: a form that takes long keeps no prompt from being tokenised.
-MOST_COMPILERS = 2
-COMPILERS = ThreadPoolExecutor(MOST_COMPILERS, thread_name_prefix="grammar")
-LEFT: set[Future[Any]] = set()  # what still runs there, and nobody waits for
-MakeGrammar = Callable[[], Any]
+# A thread that only compiles (one: the compiler has threads of its own), so that a form that takes long, and may have
+# been given up, keeps no prompt from being tokenised and no form that is known from being used.
+COMPILER = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+MakeGrammar = Callable[..., Any]  # at_once: NotCompiledError where it has to be compiled first
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ async def ask(served: Served, sent: Sampled, prompts: Sequence[Prompt], manner: 
             raise bad(f"min_tokens {sent.min_tokens} is more than the {most} tokens that may come", "min_tokens")
         for number in range(sent.n):
             if manner.grammar:
-                form = form.another() if form else await compiled(manner.grammar, manner.grammar_from)
+                form = form.another() if form else await form_of(manner.grammar, manner.grammar_from)
             processors = (form,) if form else minimum(sent, len(prompt.ids), stop_ids)
             one = replace(sampling, choice=number)
             requests.append(engine_request(sent, manner, prompt, most, one, stop_ids, processors))
@@ -130,23 +129,36 @@ def minimum(sent: Sampled, prompt: int, stop_ids: Sequence[int]) -> tuple[MinTok
     return (MinTokens(prompt, sent.min_tokens, stop_ids),) if sent.min_tokens and stop_ids else ()
 
 
-async def compiled(make: MakeGrammar, param: str) -> Any:
-    """ApiError 400 for a form that cannot be enforced, or not soon enough; 429 where it did not get a thread."""
-    busy = ApiError(429, "too many forms are being compiled", param=param, code="busy", retry_after=GRAMMAR_SECONDS)
-    if len(LEFT) >= MOST_COMPILERS:
-        raise busy
-    work = COMPILERS.submit(make)
+async def form_of(make: MakeGrammar, param: str) -> Any:
+    """ApiError 400 for a form that cannot be enforced, or not soon enough; 429 where others took all the time."""
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(work), GRAMMAR_SECONDS)
+        return await asyncio.to_thread(make, at_once=True)
+    except NotCompiledError:
+        return await compiled(make, param)
+    except UserError as error:
+        raise from_user_error(error, param) from None
+
+
+async def compiled(make: Callable[[], Any], param: str) -> Any:
+    begun, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def work() -> Any:
+        loop.call_soon_threadsafe(begun.set)
+        return make()
+
+    told = COMPILER.submit(work)
+    try:
+        await asyncio.wait_for(begun.wait(), GRAMMAR_SECONDS)
+        return await asyncio.wait_for(asyncio.wrap_future(told), GRAMMAR_SECONDS)
     except UserError as error:
         raise from_user_error(error, param) from None
     except TimeoutError:
-        late = bad(f"{param} was not compiled within {GRAMMAR_SECONDS:g} s: make it simpler", param)
-        raise (busy if work.cancel() else late) from None
+        if begun.is_set():
+            raise bad(f"{param} takes longer than {GRAMMAR_SECONDS:g} s to compile: make it simpler", param) from None
+        message = "other requests' forms are being compiled: try again later"
+        raise ApiError(429, message, param=param, code="busy", retry_after=GRAMMAR_SECONDS) from None
     finally:
-        if not (work.done() or work.cancel()):  # late, or the client went away
-            LEFT.add(work)
-            work.add_done_callback(LEFT.discard)
+        told.cancel()
 
 
 def engine_request(

@@ -52,7 +52,9 @@ def readable(root: Schema) -> Schema:
         schema = followed(root, root)
     except UserError:  # the reference leads nowhere
         schema = root
-    properties = schema.get("properties", {}) if isinstance(schema, Mapping) else None
+    properties = schema.get("properties") if isinstance(schema, Mapping) else 0
+    if properties is None:  # absent, or how some clients write an empty one
+        return {}
     if not isinstance(properties, Mapping):
         raise refuse("'properties' must be an object", "mend it")
     reach = Reach(root)
@@ -123,7 +125,8 @@ def _parameters(function: Mapping[str, Any]) -> Schema:
     root: Schema = function.get("parameters") or NO_PARAMETERS
     check(root)
     schema = followed(root, root)
-    if kinds_of(schema) not in (["object"], []) or {"anyOf", "oneOf", "allOf", "enum", "const"} & schema.keys():
+    plain = isinstance(schema, Mapping) and kinds_of(schema) in (["object"], [])
+    if not plain or {*OPTIONS, "enum", "const"} & schema.keys():
         raise refuse(f"the parameters of {function['name'][:80]!r} must be of type object", 'give "type": "object"')
     return root
 

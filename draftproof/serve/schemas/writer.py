@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from decimal import Decimal
 from typing import Any
 
@@ -135,11 +135,11 @@ class Writer:
             return None
         return "any" if given is True else self.rules.name(self.value(given))
 
-    def _other_key(self, names: Iterable[str]) -> str:
+    def _other_key(self, names: Collection[str]) -> str:
         """Keys that are none of `names`: without escapes, so that no key has a second spelling."""
         allowed = self.rules.alphabet.plain
         plain = [n for n in names if all(any(a <= ord(c) <= b for a, b in allowed) for c in n)]
-        return f'"\\"" {regex(self._unlike(plain, self._depth(plain)))} "\\""' if plain else "string"
+        return f'"\\"" {regex(self._unlike(plain, self._depth(plain)))} "\\""' if names else "string"
 
     def _depth(self, words: list[str]) -> int:
         """How many characters of a key are compared with the words: all while they are few in the whole grammar."""
