@@ -267,11 +267,12 @@ class Engine:
         """The next step must fit; the request that came last makes room, and ends where it is by itself."""
         while (taken := self.table.taken) and not self._fit(len(taken), max(len(one.ids) for one in taken)):
             last = max(taken, key=lambda one: one.number)
-            if last.slot >= 0 and len(taken) == 1:
+            if last.slot < 0:  # a move found no memory, and all have lost their slots
+                break
+            if len(taken) == 1:
                 self._leave([last], keep=False)
                 return [self._no_memory(last)]
-            if last.slot >= 0:  # or all lost their slots already
-                self._preempt([last], keep=True)
+            self._preempt([last], keep=True)
         return []
 
     # ---- prompts
@@ -302,7 +303,7 @@ class Engine:
                 room -= max(1, one.rows - begun)
         suspect = any(one.alone for one in ready)
         for some in [[one] for one in ready] if suspect else [list(ready)] if ready else []:
-            results += self._settled(first, [one for one in some if one.slot >= 0])
+            results += self._settled(first, some)
         self._order()
         return results
 
@@ -357,7 +358,7 @@ class Engine:
             return self._settled(self._decode, requests)
         results = []
         for one in requests:
-            results += self._settled(self._decode_alone, [one] if one.slot >= 0 else [])
+            results += self._settled(self._decode_alone, [one])
         self._order()
         return results
 
@@ -398,7 +399,9 @@ class Engine:
     def _settled(
         self, act: Callable[[Sequence[InFlight]], list[StepResult]], requests: Sequence[InFlight]
     ) -> list[StepResult]:
-        """Then who has ended leaves, and what is worth keeping is kept: the tokens are told, whatever happens there."""
+        """Of those that did not lose their slots a moment ago. Then who has ended leaves, and what is worth keeping is
+        kept: the tokens are told, whatever happens there."""
+        requests = [one for one in requests if one.slot >= 0]
         results = self._guarded(act, requests) if requests else []
         self._leave([one for one in requests if one.slot >= 0 and not one.running])
         for one in requests:

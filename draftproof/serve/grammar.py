@@ -72,13 +72,13 @@ class Grammars:
 
     def _processor(self, root: str, rules: Rules, after: int | None, at_once: bool) -> GrammarProcessor:
         grammar = rules.grammar(root if after is None else f'"\\n"{{0,2}} {root}')
-        if at_once and self._cached(grammar) is None:
-            raise NotCompiledError
-        return GrammarProcessor(self._compiled(grammar), self._vocab_size, self._stop_ids, after)
+        return GrammarProcessor(self._compiled(grammar, at_once), self._vocab_size, self._stop_ids, after)
 
-    def _compiled(self, grammar: str) -> xgrammar.CompiledGrammar:
+    def _compiled(self, grammar: str, at_once: bool) -> xgrammar.CompiledGrammar:
         if (known := self._cached(grammar)) is not None:
             return known
+        if at_once:
+            raise NotCompiledError
         with self._compiling:
             if (known := self._cached(grammar)) is not None:  # another request compiled it meanwhile
                 return known

@@ -55,7 +55,6 @@ def free_in_container(told: str, root: Path) -> float:
             folder, *names = VERSIONS[kind]
             own = root / folder / path.lstrip("/")
             left += [_left(group, *names) for group in (own, *own.parents) if group.is_relative_to(root)]
-            left.append(_left(root / folder, *names))
     return min(left)
 
 

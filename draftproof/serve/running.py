@@ -44,8 +44,8 @@ class Run:
             message = "too many requests are waiting: try again later"
             raise ApiError(429, message, code="queue_full", retry_after=error.retry_after) from None
         except DrainingError:
-            self.served.check()  # where the engine has ended, it says so
-            raise ApiError(503, "the server is stopping", code="draining") from None
+            self.served.check()  # says whether it stops or its engine has ended
+            raise
         if metrics:
             for _ in self.asked.prompts:
                 metrics.request(len(tickets) // len(self.asked.prompts))
